@@ -45,9 +45,9 @@ def reads(name: str, shape: tuple[int, ...]) -> list[tuple[Any, ...]]:
 
     Of an operator that is written out in others, which have cases of their own, one of these.
     """
-    parts = (0, slice(-2, None), -1)
+    parts = (0, slice(-2, None), -1, (1, 0))
     every: list[tuple[Any, ...]] = [
-        (*[slice(None)] * axis, parts[(axis + size) % 3 if size > 1 else 0]) for axis, size in enumerate(shape)
+        (*[slice(None)] * axis, parts[(axis + size) % len(parts) if size > 1 else 0]) for axis, size in enumerate(shape)
     ]
     if len(shape) > 1 and min(shape) > 1:
         every.append((-1, slice(0, 1)))

@@ -16,27 +16,26 @@ from export.compiler.pipeline import optimise, prepared, rewrite
 from export.compiler.proof.runner import session
 
 SIZES = {"batch": 1, "seq": 24}
-EXPORTERS = [("old", 17), ("new", 18), ("new", 23)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("exporter", "opset"), EXPORTERS)
-def test_an_encoder_of_two_layers_keeps_half_of_its_work(exporter: str, opset: int) -> None:
-    original = model(export(Encoder(), exporter, opset))
+@pytest.mark.parametrize(
+    ("network", "exporter", "opset", "read", "left"),  # parts of the work behind reading rows and absorbing queries
+    [
+        (Encoder(), "old", 17, 0.68, 0.56),
+        (Encoder(), "new", 23, 0.68, 0.56),
+        (Vision(rows=1), "old", 17, 1, 0.7),
+        (Vision(rows=2), "new", 18, 1, 0.7),
+    ],
+)
+def test_the_last_layer_is_computed_for_the_rows_that_heads_read(
+    network: Encoder | Vision, exporter: str, opset: int, read: float, left: float
+) -> None:
+    original = model(export(network, exporter, opset))
     rewritten = rewrite(original, sizes=SIZES)
     rows, absorbed = rewritten.steps[1:3]
-    assert rows.macs < 0.68 * rewritten.macs
-    assert absorbed.macs < 0.56 * rewritten.macs
-    assert proved(original, rewritten.model).error < 1e-13
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("rows", "exporter", "opset"), [(1, "old", 17), (2, "new", 18)])
-def test_a_vit_whose_heads_read_one_or_two_rows(rows: int, exporter: str, opset: int) -> None:
-    original = model(export(Vision(rows), exporter, opset))
-    rewritten = rewrite(original, sizes=SIZES)
-    assert all(step.sites for step in rewritten.steps[1:3])
-    assert rewritten.steps[-1].macs < 0.7 * rewritten.macs
+    assert rows.macs < read * rewritten.macs
+    assert absorbed.macs < min(left * rewritten.macs, rows.macs)
     assert proved(original, rewritten.model).error < 1e-13
 
 
@@ -66,30 +65,15 @@ def test_the_given_model_stays_as_it_is() -> None:
         optimise(original, passes=["fold"])
 
 
+# ONNX's own tests and random graphs read parts of all operators, but of these not in such forms and sizes.
 RULES = [
     ("y = Add(a, b)", (2, 1, 4), (5, 1)),
     ("y = Where(k, a, b)", (2, 5, 4), (4,)),
     ("y = MatMul(a, b)", (2, 5, 4), (4, 4)),
     ("y = MatMul(a, b)", (1, 5, 4), (2, 4, 4)),
-    ("y = Softmax<axis = 1>(a)", (2, 5, 4), (1,)),
-    ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (4,)),
     ("y = LayerNormalization<axis = -1>(a, b)", (2, 5, 4), (5, 4)),
-    ("y = BatchNormalization(a, b, b, b, b)", (2, 5, 4), (5,)),
-    ("y = Transpose<perm = [2, 0, 1]>(a)", (5, 4, 2), (1,)),
-    ("y = Reshape(a, two_five_four)", (10, 4), (1,)),
-    ("y = Reshape(a, two_five_four)", (2, 20), (1,)),
-    ("y = Reshape(a, two_five_four)", (4, 5, 2), (1,)),
-    ("y = Squeeze(a, zero)", (1, 2, 5, 4), (1,)),
-    ("y = Slice(a, one, six, one)", (2, 7, 4), (1,)),
-    ("y = Slice(a, six, zero, one, back)", (2, 7, 4), (1,)),
-    ("z, y = Split<axis = 1>(a, two_and_five)", (2, 7, 4), (1,)),
-    ("y = Concat<axis = 1>(a, b)", (2, 2, 4), (2, 3, 4)),
-    ("y = Expand(a, two_five_four)", (1, 5, 1), (1,)),
-    ("y = Tile(a, two_one_two)", (1, 5, 2), (1,)),
     ("y = ScatterND(a, pair, b)", (2, 5, 4), (1, 5, 4)),
     ("y = ScatterND<reduction = 'add'>(a, three_pairs, b)", (2, 5, 4), (3, 4)),
-    ("y = Gather<axis = 1>(a, places)", (2, 7, 4), (1,)),
-    ("y = Gather<axis = 1>(a, last)", (2, 7, 5, 4), (1,)),
     ("y = Einsum<equation = 'bik,kj->bij'>(a, b)", (2, 5, 3), (3, 4)),
     ("y = Einsum<equation = 'bik,ikj->bij'>(a, b)", (2, 1, 3), (5, 3, 4)),
     ("y = Einsum<equation = 'bhik,bhjk->bijh'>(a, b)", (2, 1, 5, 3), (2, 1, 4, 3)),
@@ -108,16 +92,10 @@ RULES = [
     ("y = RotaryEmbedding(a, b, b)", (2, 4, 5, 4), (2, 5, 2)),
     ("y = RotaryEmbedding<num_heads = 2>(a, b, b)", (2, 5, 8), (2, 5, 2)),
     ("y = RotaryEmbedding<interleaved = 1>(a, b, b, spots)", (2, 4, 5, 4), (7, 2)),
-    ("y = ReduceSum<keepdims = 0>(a, one)", (2, 3, 5, 4), (1,)),
     ("y = Conv(a, b)", (2, 3, 4), (5, 3, 1)),
-    ("y = CumSum(a, first)", (2, 5, 4), (1,)),
 ]
-
-
-INTEGERS: dict[str, Any] = {"zero": [0], "one": [1], "two": [4], "five": [5], "six": [6], "back": [-1], "first": 1}
-INTEGERS |= {"two_and_five": [2, 5], "two_five_four": [2, 5, 4], "two_one_two": [2, 1, 2], "last": -1, "pair": [[1]]}
-INTEGERS |= {"places": [6, 0, 2, 2, 1], "spots": [[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]]}
-INTEGERS |= {"three_pairs": [[0, 4], [1, 0], [0, 1]]}
+INTEGERS: dict[str, Any] = {"zero": [0], "one": [1], "two": [4], "five": [5], "pair": [[1]]}
+INTEGERS |= {"three_pairs": [[0, 4], [1, 0], [0, 1]], "spots": [[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]]}
 INTEGERS["pairs"] = [[[0, 4], [1, 0], [0, 1], [2, 6], [1, 3]], [[1, 4], [-1, 0], [2, -1], [0, 1], [2, 2]]]
 
 
@@ -178,74 +156,69 @@ def test_the_last_of_fewer_places_is_not_the_last_row() -> None:
     np.testing.assert_allclose(after, before[:, -1], rtol=1e-12)
 
 
-def test_sizes_pass_through_filled_tensors() -> None:
-    """The older exporter makes absent token_type_ids so."""
-    original = parse(
-        """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] ids) => (float[batch, 4] y) {
-            sizes = Shape(ids) zeros = ConstantOfShape<value = int64[1] {0}>(sizes) kinds = Gather(table, zeros)
-            words = Gather(table, ids) tokens = Add(words, kinds) made = MatMul(tokens, weight)
-            first = Constant<value_int = 0>()
-            y = Gather<axis = 1>(made, first) }""",
-        table=np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32),
-        weight=np.random.default_rng(1).standard_normal((4, 4)).astype(np.float32),
-    )
-    rewritten = rewrite(original, sizes=SIZES)
-    assert rewritten.steps[-1].macs * SIZES["seq"] == rewritten.macs
-    assert proved(original, rewritten.model).error < 1e-13
-
-
-def test_the_last_row_passes_streams_that_are_joined_spread_and_scattered() -> None:
-    """As AltUp of Gemma 3n: streams before the batch, whose size may be 1."""
-    original = parse(
-        """<ir_version: 8, opset_import: ["": 18]> g (float[batch, seq, 4] a) => (float[batch, 4] y) {
-            made = MatMul(a, w) one_stream = Unsqueeze(made, zero) sizes = Shape(one_stream)
-            kept = Slice(sizes, first, end) three = Concat<axis = 0>(streams, kept)
-            spread = Expand(one_stream, three) repeated = Tile(one_stream, thrice) both = Add(spread, repeated)
-            other = MatMul(both, w) updates = Gather<axis = 0>(other, two)
-            scattered = ScatterND(both, numbers, updates) mean = ReduceMean<keepdims = 0>(scattered, zero)
-            y = Gather<axis = 1>(mean, last) }""",
-        w=np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
-        **{"zero": [0], "first": [1], "end": [9], "streams": [3], "thrice": [3, 1, 1, 1], "two": [1, 2]},
-        numbers=[[0], [2]],
-        last=-1,
-    )
-    rewritten = rewrite(original, sizes=SIZES)
-    assert (rewritten.macs, rewritten.steps[-1].macs) == (24 * 4 * 16, 3 * 16)  # of three streams two are read again
-    assert proved(original, rewritten.model).error < 1e-13
-
-
 HALVES = {"w": np.arange(16, dtype=np.float32).reshape(4, 4) / 16, "zero": np.array(0)}
 ROWS = '<ir_version: 8, opset_import: ["": 17]> g (float[n, s, 4] a) => '
 
 
-@pytest.mark.parametrize("rows", [[0, -1], [-1, 0]])
-def test_first_and_last_of_joined_tokens_are_read_of_both_parts(rows: list[int]) -> None:
-    nodes = """tokens = Concat<axis = 1>(class, a) made = MatMul(tokens, w) y = Gather<axis = 1>(made, ends)"""
+SPREAD = """made = MatMul(a, w) one_stream = Unsqueeze(made, nought) sizes = Shape(one_stream)
+    kept = Slice(sizes, first, end) three = Concat<axis = 0>(streams, kept)
+    spread = Expand(one_stream, three) repeated = Tile(one_stream, thrice) both = Add(spread, repeated)
+    other = MatMul(both, w) updates = Gather<axis = 0>(other, two)
+    scattered = ScatterND(both, numbers, updates) mean = ReduceMean<keepdims = 0>(scattered, nought)
+    y = Gather<axis = 1>(mean, last)"""
+FILLED = """sizes = Shape<end = 2>(a) zeros = ConstantOfShape<value = int64[1] {0}>(sizes) kinds = Gather(table, zeros)
+    tokens = Add(a, kinds) made = MatMul(tokens, w) y = Gather<axis = 1>(made, zero)"""
+NAMED = "made = MatMul(a, w) row = Slice(made, none, ends, axes) y = Squeeze(row, first)"
+FAR_AXIS = 2**31 - 1
+LISTS: dict[str, Any] = {"nought": [0], "first": [1], "end": [9], "streams": [3], "thrice": [3, 1, 1, 1], "two": [1, 2]}
+LISTS |= {"numbers": [[0], [2]], "last": -1, "none": [0, 0, 0], "ends": [FAR_AXIS, 1, FAR_AXIS], "axes": [0, 1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "opset", "times"),
+    [
+        (FILLED, 17, 24),  # as the older exporter makes absent token_type_ids
+        (SPREAD, 18, 32),  # as AltUp of Gemma 3n; of three streams before the batch two are read again
+        (NAMED, 17, 24),  # as TensorFlow's exporter writes x[:, 0]: axes are named that are not cut
+    ],
+)
+def test_a_row_of_24_is_computed_alone(nodes: str, opset: int, times: int) -> None:
+    table = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
+    original = parse(ROWS.replace("17", str(opset)) + f"(float[n, 4] y) {{ {nodes} }}", table=table, **LISTS, **HALVES)
+    rewritten = rewrite(original, sizes={"n": 1, "s": 24})
+    assert rewritten.steps[-1].macs * times == rewritten.macs
+    assert proved(original, rewritten.model).error < 1e-13
+
+
+JOINED = "tokens = Concat<axis = 1>(class, a) made = MatMul(tokens, w) y = Gather<axis = 1>(made, {})"
+LESS = """sizes = Shape<start = 1>(a) less = Sub(sizes, six_four) none = Equal(less, zeros)
+    both = Where(none, six_four, zeros) shift = Cast<to = 1>(both) made = MatMul(a, w)
+    row = Gather<axis = 1>(made, zero) few = ReduceSum<keepdims = 0>(shift) y = Add(row, few)"""
+AT_MOST_FOUR = """cut = Slice(a, start, four, one) made = MatMul(cut, w) sizes = Shape(cut) rows = Gather(sizes, one)
+    number = Cast<to = 1>(rows) all = ReduceSum<keepdims = 0>(made, one) mean = Div(all, number)
+    row = Gather<axis = 1>(made, zero) y = Add(mean, row)"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "sizes"),
+    [
+        (JOINED.format("ends"), [(1, 5)]),  # first and last of joined tokens are read of both parts
+        (JOINED.format("turned_ends"), [(1, 5)]),
+        (LESS, [(2, 6)]),  # a size less a number may be 0
+        (AT_MOST_FOUR, [(2, 1), (2, 2), (2, 4), (2, 7)]),  # a cut of at most four rows may have fewer
+    ],
+)
+def test_parts_whose_sizes_differ_from_call_to_call(nodes: str, sizes: list[tuple[int, int]]) -> None:
+    numbers: dict[str, Any] = {"ends": [0, -1], "turned_ends": [-1, 0], "six_four": [6, 4], "zeros": [0, 0]}
+    numbers |= {"start": [0], "one": [1], "four": [4]}
     rng = np.random.default_rng(0)
-    given = HALVES | {"class": rng.standard_normal((1, 2, 4)).astype(np.float32), "ends": np.array(rows)}
-    original = parse(ROWS + f"(float[n, 2, 4] y) {{ {nodes} }}", **given)
-    check_equal(original, with_read_rows_alone(original), {"a": rng.standard_normal((1, 5, 4))})
-
-
-def test_a_size_less_a_number_may_be_zero() -> None:
-    nodes = """sizes = Shape<start = 1>(a) less = Sub(sizes, six_four) none = Equal(less, zeros)
-        both = Where(none, six_four, zeros) shift = Cast<to = 1>(both)
-        made = MatMul(a, w) row = Gather<axis = 1>(made, zero) few = ReduceSum<keepdims = 0>(shift) y = Add(row, few)"""
-    given = {"six_four": np.array([6, 4]), "zeros": np.array([0, 0])} | HALVES
-    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", **given)
-    feeds = {"a": np.random.default_rng(0).standard_normal((2, 6, 4))}
-    check_equal(original, rewrite(original).model, feeds)
-
-
-@pytest.mark.parametrize("length", [1, 2, 4, 7])
-def test_a_cut_of_at_most_four_rows_may_have_fewer(length: int) -> None:
-    nodes = """cut = Slice(a, none, four, one) made = MatMul(cut, w) sizes = Shape(cut) rows = Gather(sizes, one)
-        number = Cast<to = 1>(rows) all = ReduceSum<keepdims = 0>(made, one) mean = Div(all, number)
-        row = Gather<axis = 1>(made, zero) y = Add(mean, row) more = MatMul(a, w) z = Gather<axis = 1>(more, zero)"""
-    given = {"none": np.array([0]), "one": np.array([1]), "four": np.array([4])} | HALVES
-    original = parse(ROWS + f"(float[n, 4] y, float[n, 4] z) {{ {nodes} }}", **given)
-    feeds = {"a": np.random.default_rng(0).standard_normal((2, length, 4))}
-    check_equal(original, rewrite(original).model, feeds)
+    numbers["class"] = rng.standard_normal((1, 2, 4)).astype(np.float32)
+    original = parse(ROWS + f"(float y) {{ {nodes} }}", **numbers, **HALVES)
+    rewritten = with_read_rows_alone(original), optimise(original).model
+    for texts, length in sizes:
+        feeds = {"a": rng.standard_normal((texts, length, 4))}
+        for each in rewritten:
+            check_equal(original, each, feeds)
 
 
 @pytest.mark.parametrize(("start", "end", "rows"), [(0, 3, 3), (1, 3, 2), (-3, FAR, 3), (0, 4, None), (-4, -1, None)])
@@ -264,16 +237,6 @@ def test_a_cut_has_a_known_size_where_joined_rows_are_always_enough(start: int, 
         check_equal(original, done.model, {"a": rng.standard_normal((1, length, 4))})
 
 
-def test_a_slice_may_name_axes_that_it_does_not_cut() -> None:
-    """As TensorFlow's exporter writes x[:, 0]."""
-    nodes = "made = MatMul(a, w) row = Slice(made, none, ends, axes) y = Squeeze(row, one)"
-    given = {"none": np.zeros(3, np.int64), "ends": np.array([2**31 - 1, 1, 2**31 - 1]), "axes": np.arange(3)}
-    original = parse(ROWS + f"(float[n, 4] y) {{ {nodes} }}", one=np.array([1]), **given, **HALVES)
-    rewritten = rewrite(original, sizes={"n": 1, "s": 24})
-    assert rewritten.steps[-1].macs * 24 == rewritten.macs
-    assert proved(original, rewritten.model).error < 1e-13
-
-
 @pytest.mark.parametrize(
     ("outputs", "nodes"),
     [
@@ -287,18 +250,6 @@ def test_all_outputs_keep_their_names(outputs: str, nodes: str) -> None:
     rewritten = rewrite(original)
     assert [value.name for value in rewritten.model.graph.outputs] == ["y", "z"]
     assert proved(original, rewritten.model).error < 1e-13
-
-
-def test_a_split_may_have_whole_and_partial_outputs() -> None:
-    nodes = """part = Slice(a, start, end, last) x = Relu(part)
-        left, right = Split<axis = 2>(part, sizes) y = Relu(left)
-        made = MatMul(right, single) z = Gather<axis = 1>(made, zero)"""
-    given = {
-        name: np.array(numbers) for name, numbers in {"start": [0], "end": [2], "last": [2], "sizes": [1, 1]}.items()
-    }
-    outputs = "float[n, s, 2] x, float[n, s, 1] y, float[n, 1] z"
-    original = parse(ROWS + f"({outputs}) {{ {nodes} }}", **given, zero=np.array(0), single=np.ones((1, 1), np.float32))
-    assert proved(original, rewrite(original).model).error < 1e-13
 
 
 FIRST_TOKEN = "tokens = Slice(a, zero, one, one)"
@@ -323,15 +274,26 @@ def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, to
     )
 
 
+WEIGHED = "p = Softmax(s) y = MatMul(p, v)"
+PARTS = """part = Slice(a, zero, two, two) x = Relu(part) left, right = Split<axis = 2>(part, ones) z = Relu(left)
+    made = MatMul(right, single) y = Gather<axis = 1>(made, first)"""
+
+
 @pytest.mark.parametrize(
-    ("nodes", "outputs"),
+    "original",
     [
-        ("h = Tanh(s) z = Add(s, h) p = Softmax(z) y = MatMul(p, v)", ""),
-        ("p = Softmax(s) y = MatMul(p, v) z = Sigmoid(s)", ", float z"),
+        attention(f"{SCORES} h = Tanh(s) z = Add(s, h) p = Softmax(z) y = MatMul(p, v)"),
+        attention(f"{SCORES} {WEIGHED} z = Sigmoid(s)", outputs=", float z"),
+        attention(f"{SCORES} {WEIGHED}", ", int64[n, 2] ids", tokens="tokens = Gather(table, ids)"),
+        parse(
+            ROWS + f"(float[n, s, 2] x, float[n, s, 1] z, float[n, 1] y) {{ {PARTS} }}",
+            **{"zero": [0], "two": [2], "ones": [1, 1], "first": 0},
+            single=np.ones((1, 1), np.float32),
+        ),
     ],
+    ids=["scores read by Tanh", "scores read by Sigmoid", "queries that an input picks", "a Split read whole and cut"],
 )
-def test_scores_that_another_node_reads_stay_as_they_are(nodes: str, outputs: str) -> None:
-    original = attention(f"{SCORES} {nodes}", outputs=outputs)
+def test_what_is_read_twice_or_differs_stays_exact(original: ir.Model) -> None:
     assert proved(original, rewrite(original).model).error < 1e-13
 
 
@@ -351,14 +313,8 @@ def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str,
 
 
 def test_a_single_query_is_one_query() -> None:
-    (step,) = optimise(attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)"), passes=["absorb-queries"]).steps
+    (step,) = optimise(attention(f"{SCORES} {WEIGHED}"), passes=["absorb-queries"]).steps
     assert [site.message for site in step.sites] == ["1 query absorbs keys and values, 9,280 -> 2,240 MACs"]
-
-
-def test_queries_that_an_input_picks_are_not_alike() -> None:
-    ids, tokens = ", int64[n, 2] ids", "tokens = Gather(table, ids)"
-    original = attention(f"{SCORES} p = Softmax(s) y = MatMul(p, v)", ids, tokens=tokens)
-    assert proved(original, rewrite(original).model).error < 1e-13
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])

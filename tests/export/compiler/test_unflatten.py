@@ -50,13 +50,6 @@ def check_same(original: ir.Model, rewritten: Rewritten, kept: int = 0) -> None:
             np.testing.assert_allclose(right, left, rtol=1e-12)
 
 
-def computed_for_a_row(original: ir.Model) -> Rewritten:
-    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
-    assert rewritten.steps[-1].macs == rewritten.macs / 10
-    check_same(original, rewritten)
-    return rewritten
-
-
 LIFTED = {
     "with a bias": LINEAR,
     "with w transposed": LINEAR.replace("Gemm(f, w, c)", "Gemm<transB = 1>(f, w, c)"),
@@ -73,18 +66,11 @@ LIFTED = {
 }
 
 
-@pytest.mark.parametrize("nodes", LIFTED.values(), ids=LIFTED)
-def test_a_linear_layer_on_flattened_tokens_is_computed_for_the_row_that_is_read(nodes: str) -> None:
-    rewritten = computed_for_a_row(model(nodes))
-    assert not any(node.op_type == "Gemm" for node in rewritten.model.graph)
-
-
-def test_rows_that_are_rounded_to_integers_are_cut() -> None:
-    """As quantize_static writes OPT's linear layers."""
-    nodes = "f = Reshape(x, flat) i = QuantizeLinear(f, two, eight) d = DequantizeLinear(i, two, eight)"
-    original = model(f"{nodes} g = Gemm(d, w, c) s = Shape(x) y = Reshape(g, s)")
-    original.opset_imports[""] = 21
-    computed_for_a_row(original)
+# As quantize_static writes OPT's linear layers.
+ROUNDED = (
+    "f = Reshape(x, flat) i = QuantizeLinear(f, two, eight) d = DequantizeLinear(i, two, eight) g = Gemm(d, w, c) "
+    "s = Shape(x) y = Reshape(g, s)"
+)
 
 
 def test_a_flattened_layer_with_several_readers_is_computed_once() -> None:
@@ -119,13 +105,6 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("nodes", EXPERTS.values(), ids=EXPERTS)
-def test_a_mixture_of_experts_is_computed_for_the_row_that_is_read(nodes: str) -> None:
-    rewritten = computed_for_a_row(model(nodes))
-    (nothing,) = answers(rewritten.model, {"x": np.zeros((0, 3, WIDTH), np.float32)})
-    assert nothing.shape == (0, WIDTH)  # along an axis of -1 ONNX Runtime would not sum
-
-
 ROWS = {
     "the best of groups": (
         "k, i = TopK<axis = 1>(f, few) all = Shape(f) empty = ConstantOfShape(all) chosen = Shape(i) "
@@ -146,11 +125,25 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("nodes", ROWS.values(), ids=ROWS)
-def test_operators_along_features_are_moved(nodes: str) -> None:
-    original = model(f"f = Reshape(x, flat) {nodes} u = MatMul(g, w) s = Shape(x) y = Reshape(u, s)")
-    original.opset_imports[""] = 17
-    computed_for_a_row(original)
+BEHIND = "u = MatMul(g, w) s = Shape(x) y = Reshape(u, s)"
+MOVED = {
+    **{name: (nodes, 18) for name, nodes in (LIFTED | EXPERTS).items()},
+    **{name: (f"f = Reshape(x, flat) {nodes} {BEHIND}", 17) for name, nodes in ROWS.items()},
+    "rounded to integers": (ROUNDED, 21),
+}
+
+
+@pytest.mark.parametrize(("nodes", "opset"), MOVED.values(), ids=MOVED)
+def test_flattened_tokens_are_computed_for_the_row_that_is_read(nodes: str, opset: int) -> None:
+    original = model(nodes)
+    original.opset_imports[""] = opset
+    rewritten = rewrite(original, ["y[:,-1]"], sizes={"n": 2, "s": 10})
+    assert rewritten.steps[-1].macs == rewritten.macs / 10
+    assert not any(node.op_type == "Gemm" for node in rewritten.model.graph)
+    check_same(original, rewritten)
+    if "experts" in nodes:
+        (nothing,) = answers(rewritten.model, {"x": np.zeros((0, 3, WIDTH), np.float32)})
+        assert nothing.shape == (0, WIDTH)  # along an axis of -1 ONNX Runtime would not sum
 
 
 def test_features_are_not_mistaken_for_tokens_of_the_same_number() -> None:

@@ -349,7 +349,8 @@ def transformer(seed: int) -> Drawn:
     """Layers of any kind on tokens that are given, with or without a mask and a token that all texts share."""
     net = Drawn(np.random.default_rng(seed), {"x": "float", "mask": "bool"}, ids="mask")
     net.norms.append("rows")  # packed it is refused
-    value, weigh = "x", partial(net.add, "Softmax<axis = -1>")
+    value = "x"
+    weigh: Callable[[str], str] = partial(net.add, "Softmax<axis = -1>")
     if net.pick(["class token", "tokens alone"]) == "class token":
         texts, one, wide = net.add("Shape<start = 0, end = 1>", "x"), net.integers(1), net.integers(WIDE)
         token = net.add("Expand", net.weight(1, 1, WIDE), net.add("Concat<axis = 0>", texts, one, wide))

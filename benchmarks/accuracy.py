@@ -15,7 +15,7 @@ import click
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, candidates, start
-from benchmarks.measure.network import SCORED_BATCH, Network
+from benchmarks.measure.measured_network import SCORED_BATCH, Network
 from benchmarks.measure.options import (
     checkpoint_options,
     chosen,
@@ -25,8 +25,8 @@ from benchmarks.measure.options import (
     user_networks,
 )
 from benchmarks.measure.progress import note
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from export.compare_logits import in_parts
 from models.catalog import OF_DIGITS, SHIPPED, shipped
 
@@ -129,10 +129,10 @@ def _on_digits(option: str, networks: Sequence[Network], data: Dataset) -> Itera
         if (network.config.input_shape, network.config.labels) != (data.test_images.shape[1:], data.labels):
             raise click.UsageError(f"--{option}: expected networks that read digits, found {network.name}")
     if option == "conditions":
-        from benchmarks.measure.conditions import rows_by_condition
+        from benchmarks.measure.image_corruptions import rows_by_condition
 
         return rows_by_condition(networks, data)
-    from benchmarks.measure.brought_pictures import brought_rows
+    from benchmarks.measure.synthetic_user_pictures import brought_rows
 
     return brought_rows(networks, data)
 

@@ -11,15 +11,15 @@ from functools import partial
 
 import click
 
-from benchmarks.drills import poor_machines, server_faults, supervised_faults, version_faults
+from benchmarks.drills import environment_faults, missing_home_and_descriptors, server_faults, version_faults
 from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.control_calls import foreign_calls
-from benchmarks.drills.drill_bench import Drill, DrillBench, stubs, triton
-from benchmarks.drills.lone_requests import lone_requests
+from benchmarks.drills.drill_setup import Drill, DrillBench, stubs, triton
+from benchmarks.drills.lone_request_latency import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.drills.slow_connections import slow_connections
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from models.training.command_options import FiniteRange
 
 DRILLS: Mapping[str, Drill] = {
@@ -37,15 +37,15 @@ DRILLS: Mapping[str, Drill] = {
     "foreign-calls": foreign_calls,
     "lone-requests": lambda bench: lone_requests(),
     "mixed-texts": lambda bench: mixed_texts(),
-    "no-home": poor_machines.no_home,
-    "few-descriptors": poor_machines.few_descriptors,
+    "no-home": missing_home_and_descriptors.no_home,
+    "few-descriptors": missing_home_and_descriptors.few_descriptors,
     "answers-nan": version_faults.answers_nan,
     "lying-version": version_faults.lying_version,
-    "disk-full": supervised_faults.disk_full,
-    "clock-jump": supervised_faults.clock_jump,
-    "slow-probe": supervised_faults.slow_probe,
-    "two-supervisors": supervised_faults.two_supervisors,
-    "many-faults": supervised_faults.many_faults,
+    "disk-full": environment_faults.disk_full,
+    "clock-jump": environment_faults.clock_jump,
+    "slow-probe": environment_faults.slow_probe,
+    "two-supervisors": environment_faults.two_supervisors,
+    "many-faults": environment_faults.many_faults,
 }
 TEN_MINUTES = "many-faults"  # takes ten minutes, so it runs only if --scenario names it
 

@@ -11,8 +11,8 @@ import click
 
 from benchmarks.measure.foreign_networks import NETWORKS, Foreign
 from benchmarks.measure.options import WithPresets, device_option, presets, seconds_option
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from export.precision_table import Device
 
 BATCHES: dict[Device, tuple[int, ...]] = {"cpu": (1, 8), "cuda": (1, 64)}
@@ -84,8 +84,8 @@ def _timed(
     import onnx_ir as ir
 
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
-    from benchmarks.measure.timing import ON_A_CPU, ON_A_GPU, ratio_with_interval, time_interleaved
-    from export.compiler.graph.output_slices import parse_read
+    from benchmarks.measure.interleaved_timing import ON_A_CPU, ON_A_GPU, ratio_with_interval, time_interleaved
+    from export.compiler.graph.output_selection import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw, first_dimensions
     from export.compiler.proof.rounds import picked

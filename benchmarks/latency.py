@@ -10,7 +10,7 @@ import click
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, DEFAULT_RUNTIMES, RUNTIMES, candidates
-from benchmarks.measure.network import Network, shipped_network
+from benchmarks.measure.measured_network import Network, shipped_network
 from benchmarks.measure.options import (
     WithPresets,
     checkpoint_options,
@@ -22,8 +22,8 @@ from benchmarks.measure.options import (
     seconds_option,
     user_networks,
 )
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from export.precision_table import PRECISIONS, Precision
 from models.catalog import SHIPPED
 from models.networks.config import MODEL_NAMES, ModelConfig
@@ -120,9 +120,9 @@ def _compare(
     record: Record,
 ) -> bool:
     """Measures the candidates and prints tables. Returns whether an answer was wrong or no candidate was timed."""
-    from benchmarks.measure.latency_rows import Comparison
-    from benchmarks.measure.roofline import Limits
-    from benchmarks.reporting.tables.timed_calls import batch_table, closing_lines
+    from benchmarks.measure.latency_measurement import Comparison
+    from benchmarks.measure.peak_flops_and_bandwidth import Limits
+    from benchmarks.reporting.tables.latencies import batch_table, closing_lines
 
     device, threads = candidates[0].device, candidates[0].threads
     limits = Limits(device, threads, tuple(dict.fromkeys(candidate.precision for candidate in candidates)))

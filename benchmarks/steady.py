@@ -6,8 +6,8 @@ import click
 
 from benchmarks.measure.devices import cores
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 
 UNSTEADY = 5  # exit code
 
@@ -21,7 +21,7 @@ def steady(record: Record, seconds: float, anyway: bool) -> int:
 
     Ends with exit code 5 if it does not. Results that are written to the same folder say so, too.
     """
-    from benchmarks.measure.network import rewrite_checkpoint, shipped_network
+    from benchmarks.measure.measured_network import rewrite_checkpoint, shipped_network
     from benchmarks.measure.progress import share_bar
     from benchmarks.measure.steadiness import watch
 

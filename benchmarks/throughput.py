@@ -13,7 +13,7 @@ import click
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import SERVED
-from benchmarks.measure.network import shipped_network
+from benchmarks.measure.measured_network import shipped_network
 from benchmarks.measure.options import (
     WithPresets,
     checkpoint_options,
@@ -23,9 +23,9 @@ from benchmarks.measure.options import (
     repeatable_option,
     user_networks,
 )
-from benchmarks.measure.run import Record
-from benchmarks.measure.workload import LARGEST_BATCH, Workload
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.request_load import LARGEST_BATCH, Workload
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
 from models.training.command_options import FiniteRange

@@ -32,8 +32,8 @@ from clients.loop_thread import LoopThread, result_of
 from clients.one_server import Server
 from clients.options import DEFAULTS, Options, Tls
 from clients.prediction import Answer, Prediction, predictions
+from clients.retry_and_failover import Connection
 from clients.served_models import ListedModel, ServedModel, choose_model, find_model, list_all
-from clients.transport import Connection
 
 __all__ = [
     "AsyncClassifier",

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
-from common.framing import Background, Framing, Preprocessing
+from clients.images.training_photo_match import Looks
+from common.preprocessing_settings import Background, Framing, Preprocessing
 
 DESCRIPTION_ERRORS = (LookupError, TypeError, ValueError, AttributeError)  # of `describe`, for another kind of model
 

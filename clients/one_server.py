@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, ServerUnavailable
 from clients.options import Options, Tls
-from common.framing import INPUT_NAME, OUTPUT_NAME
+from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 
 _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
 _TEMPORARY = ("StatusCode.UNAVAILABLE", "502", "503", "504")  # of a server or proxy that is busy or starts

@@ -2,8 +2,8 @@
 
 from clients.errors import BlankImage, ClientError, InvalidImage
 from clients.images.decode import read_image
-from clients.images.drawing import to_model_input
+from clients.images.mnist_layout import to_model_input
 from clients.images.prepare import prepare
-from common.framing import Preprocessing
+from common.preprocessing_settings import Preprocessing
 
 __all__ = ["BlankImage", "ClientError", "InvalidImage", "Preprocessing", "prepare", "read_image", "to_model_input"]

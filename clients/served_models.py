@@ -9,9 +9,9 @@ from typing import Any
 from clients.errors import ModelMismatch, ModelNotFound, ModelNotReady, ServerError
 from clients.model_description import DESCRIPTION_ERRORS, Description, describe
 from clients.one_server import Server
-from clients.transport import Connection
+from clients.retry_and_failover import Connection
 from common.files import reason
-from common.framing import INPUT_NAME, OUTPUT_NAME
+from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 
 _EMPTY_REPOSITORY = "the repository has nothing; publish a model, such as by vitbn export, and promote it"
 _PROMOTE_HINT = "if it is published: vitbn repository promote {} {}"

@@ -40,7 +40,7 @@ from export.rewrite_file import clean
 from export.sample_images import NamedImages, embedded_sample
 from models.checkpoints.checkpoint import Checkpoint
 from models.networks.config import INPUT_NAME, INPUT_SCALE, OUTPUT_NAME, ModelConfig
-from models.networks.norms import NeverAffine, NotAffine, TokenNorm
+from models.networks.foldable_norms import NeverAffine, NotAffine, TokenNorm
 
 DEFAULT_OPSET = 20  # has Gelu; ONNX Runtime 1.19, in Triton 24.10, refuses 22 and later
 ONE_IMAGE = {"batch": 1}  # for counting costs

@@ -19,9 +19,9 @@ from export.errors import ExportError, PublishError
 from export.precision import Accuracies, AccuracyError, lower
 from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
+from export.publishing.build_config_pbtxt import Serving
 from export.publishing.publish import check_name, expecting_repository, publish
 from export.publishing.sidecar import write_with_sidecars
-from export.publishing.triton_config import Serving
 from export.sample_images import embedded_sample, own_dataset, own_sample
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset

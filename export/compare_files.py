@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.compiler.errors import BadRequest, ProofFailed
-from export.compiler.graph.output_slices import resolve
+from export.compiler.graph.output_selection import resolve
 from export.compiler.pipeline import cost_sizes, drawable
 from export.compiler.proof.compare import Errors, Proof, prove
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import rounds
 from export.compiler.proof.unify_dimension_names import share_names
 from export.rewrite_file import Request, plan_proof

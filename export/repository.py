@@ -12,7 +12,7 @@ import click
 
 from export.pictures.options import PictureOptions, picture_options, read_pictures
 from export.repository_models import expect_no_problems, for_published, model_of, models_of, print_versions
-from export.repository_options import loading_options, repository_option, server_options
+from export.repository_server_options import loading_options, repository_option, server_options
 from vitbn_packages import one_line_errors
 
 if TYPE_CHECKING:
@@ -94,9 +94,9 @@ def publish(
     """
     from common.repository import ONNX_FILE
     from export.publishing import publish as publishing
-    from export.publishing.dynamic_batching import prove_joining
+    from export.publishing.batching_proof import prove_joining
+    from export.publishing.build_config_pbtxt import Serving
     from export.publishing.promote import activate, served
-    from export.publishing.triton_config import Serving
 
     if inputs and (pictures or file.with_suffix(".json").exists()):
         raise click.UsageError("--inputs: expected a file without a manifest, and no --pictures")
@@ -265,7 +265,7 @@ def _named(servers: Sequence[str]) -> str:
 @contextmanager
 def _unreachable_reported(model_dir: Path) -> Iterator[None]:
     """Prints a line, in place of an error, if a server cannot be reached or has no model control."""
-    from serving.control import NotExplicit, Unreachable
+    from serving.model_control_client import NotExplicit, Unreachable
 
     try:
         yield

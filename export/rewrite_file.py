@@ -20,13 +20,13 @@ from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.files import check_overwrites, release, save_model
 from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
-from export.compiler.graph.output_slices import Read, resolve
-from export.compiler.operators.contrib_rules import is_integer, node_without_reference
+from export.compiler.graph.output_selection import Read, resolve
+from export.compiler.operators.contrib_demand_rules import is_integer, node_without_reference
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner
 from export.compiler.proof.unify_dimension_names import share_names

@@ -127,7 +127,7 @@ def _ready(path: Path, depth: int | None, data_dir: Path | None, drop: float, op
     """Exports the checkpoint at `path`; warnings about untrained blocks become lines."""
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_for
-    from export.publishing.triton_config import Serving
+    from export.publishing.build_config_pbtxt import Serving
     from models.checkpoints.checkpoint import UntrainedBlockWarning
 
     auto = options["backend"] == "auto"

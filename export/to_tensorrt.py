@@ -64,7 +64,7 @@ def tensorrt(
     gpu = require_for_server(server_tensorrt, options["version_compatible"])
     from export.checkpoint_to_version import check_destination, export_engine, served_name, write
     from export.engines.tensorrt_engine import EngineOptions
-    from export.publishing.triton_config import Serving
+    from export.publishing.build_config_pbtxt import Serving
 
     check_destination(name, output, repository or DEFAULT_REPOSITORY)
     source = _source(onnx_file, model or "vitbn")

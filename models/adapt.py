@@ -23,7 +23,7 @@ from models.training.command_options import CHECKPOINTS, check_output
 @vitbn_packages.one_line_errors()
 def adapt(checkpoint: Path, folder: Path, output: Path | None) -> None:
     """Copy CHECKPOINT with the BatchNorm statistics of the pictures in FOLDER, which need no labels."""
-    from models.training.adaptation import adapt_checkpoint
+    from models.training.batch_norm_adaptation import adapt_checkpoint
 
     output = output or CHECKPOINTS / f"{checkpoint.stem}-{folder.resolve().name}.safetensors"
     count, notes = adapt_checkpoint(checkpoint, folder, output)

@@ -41,7 +41,7 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     """The metrics that `calibrate` adds. Raises CheckpointError if the training held out no images, and DataError."""
     from models.checkpoints.checkpoint import CheckpointError
-    from models.evaluation.evaluation import measure_calibration
+    from models.evaluation.accuracy_and_calibration import measure_calibration
 
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")

@@ -22,7 +22,7 @@ from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, load_datase
 from models.evaluation.report import wilson
 from models.networks.config import MODEL_NAMES, ModelConfig, ModelName, Pool, PositionEncoding
 from models.training.command_options import CHECKPOINTS, check_model, check_output, read_params, training_options
-from models.training.defaults import PLAIN, USUAL, usual, ways
+from models.training.folder_defaults import PLAIN, USUAL, usual, ways
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 LARGE_CLASS = 0.5  # of the test part
@@ -184,12 +184,12 @@ def _best_way(
         before, names = before | earlier.get("config", {}), {"model", *PLAIN}
         same = (way for way, values in tried.items() if all(before.get(k) == values[k] for k in names & {*values}))
         return next(same, USUAL), "the training so far was of this kind"
-    from models.training import trial
+    from models.training import recipe_trial
 
     click.echo(f"Trying on a part of the pictures which training suits them: {', '.join(tried)}")
     configurations = {way: configured(values) for way, values in tried.items()}
-    with _progress(trial.images_seen(data, list(configurations.values())), 0) as on_batch:
-        return trial.best_way(data, configurations, on_batch)
+    with _progress(recipe_trial.images_seen(data, list(configurations.values())), 0) as on_batch:
+        return recipe_trial.best_way(data, configurations, on_batch)
 
 
 def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:

@@ -10,10 +10,10 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from serving.arguments import EXIT_TIMEOUT_S
-from serving.loop import say
+from serving.intact_versions import Problem
 from serving.prober import Verdict
-from serving.version_plan import Problem
+from serving.signal_loop import say
+from serving.triton_arguments import EXIT_TIMEOUT_S
 
 PREFIX = "vitbn_supervisor"
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.prober import Failure, Verdict
-from serving.processes import Stub
+from serving.stub_processes import Stub
 
 LAME_S = 0.5  # for which a stub must be dead or stopped before it counts
 FAILURES, RECENT = (

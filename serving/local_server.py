@@ -16,7 +16,7 @@ from pathlib import Path
 from serving import control_key
 from serving.child import Child, ChildFailed
 from serving.ports import answers, free_ports
-from serving.processes import remove_stale_environments
+from serving.stub_processes import remove_stale_environments
 
 PORT_ATTEMPTS = 3
 STOP_GRACE_S = 20.0

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 
 from common.addresses import split_address
-from serving.control import DIRECT
+from serving.model_control_client import DIRECT
 
 ADVICE = "stop what listens there, or give --http-port, --grpc-port and --metrics-port"
 # Triton calls each of these "already in use", and only after it has loaded all models.

@@ -15,18 +15,18 @@ from dataclasses import replace
 from functools import partial
 
 from serving import control_key, restricted_api
-from serving.arguments import Arguments
-from serving.control import Control, ControlFailed, NotReady, Unreachable
 from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
-from serving.load_watch import LoadWatch, lost_process
-from serving.loop import Loop, NotInTime, Result, Stopping
+from serving.intact_versions import Plan
+from serving.model_control_client import Control, ControlFailed, NotReady, Unreachable
 from serving.ports import taken
 from serving.prober import Failure, Prober, Verdict
-from serving.processes import Stub
-from serving.served_versions import Versions
+from serving.signal_loop import Loop, NotInTime, Result, Stopping
+from serving.stub_processes import Stub
+from serving.triton_arguments import Arguments
 from serving.triton_server import StartRefused, TritonServer
-from serving.version_plan import Plan
+from serving.version_selection import Versions
+from serving.watch_loading_stubs import LoadWatch, lost_process
 
 START_S, LOAD_S, RELOAD_S = 180.0, 120.0, 20.0
 STOP_S = 4.5  # longer than Triton's --exit-timeout-secs

@@ -37,10 +37,10 @@ LONG = (
     *("test_operate_live.py", "test_tensorrt_on_a_stub.py", "test_throughput.py", "test_supervisor.py"),
     *("test_fleet.py", "test_random_graphs.py", "test_web_page.py", "test_latency.py", "test_web_recovery.py"),
     *("test_web_access.py", "test_search.py", "test_outage.py", "test_compiled_networks.py"),
-    *("test_conditions.py", "test_serve_foreign.py", "test_tune.py", "test_to_onnx.py", "test_photos.py"),
+    *("test_image_corruptions.py", "test_serve_foreign.py", "test_tune.py", "test_to_onnx.py", "test_photos.py"),
     *("test_unloading.py", "test_study.py", "test_accuracy.py", "test_train_command.py", "test_training.py"),
     *("test_rewrites_benchmark.py", "test_probe.py", "test_read_rows.py", "test_end_to_end.py"),
-    *("test_study_runs.py", "test_served_versions.py"),
+    *("test_study_runs.py", "test_version_selection.py"),
 )
 
 
@@ -77,7 +77,7 @@ def _quick_drawings(made_once: Callable[[str, Callable[[Path], object]], Path]) 
     """Every training that holds pictures out ends with the same 2,000 drawings, two seconds' work."""
     if "torch" not in sys.modules:
         return
-    from models.data import outliers
+    from models.data import outlier_exposure
 
     def once(draw: Callable[..., object]) -> Callable[..., object]:
         def drawn(count: int, **others: object) -> object:
@@ -88,7 +88,10 @@ def _quick_drawings(made_once: Callable[[str, Callable[[Path], object]], Path]) 
 
         return drawn
 
-    outliers.not_digits, outliers.drawn = once(outliers.not_digits), once(outliers.drawn)
+    outlier_exposure.not_digits, outlier_exposure.drawn = (
+        once(outlier_exposure.not_digits),
+        once(outlier_exposure.drawn),
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -184,8 +187,8 @@ def trained(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
 def repository(trained: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
     """`trained`, folded, as version 1 of `vitbn`."""
     from export.checkpoint_to_version import export_checkpoint
+    from export.publishing.build_config_pbtxt import Serving
     from export.publishing.publish import publish
-    from export.publishing.triton_config import Serving
 
     def make(path: Path) -> None:
         publish(path, "vitbn", export_checkpoint(trained).artifact, Serving(threads=1))

@@ -5,7 +5,7 @@ from functools import partial
 import commands
 
 from benchmarks.studies.study import study
-from benchmarks.studies.study_files import TIMING, WITH_TEACHER_CACHE
+from benchmarks.studies.study_writer import TIMING, WITH_TEACHER_CACHE
 
 run, failure = partial(commands.invoke, study), partial(commands.failure, study)
 

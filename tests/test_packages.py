@@ -118,7 +118,11 @@ def test_another_error_keeps_its_traceback(tmp_path):
     [
         (
             "onnxruntime",
-            ["import export.compare_logits", "import clients.bulk.network", "import benchmarks.measure.roofline"],
+            [
+                "import export.compare_logits",
+                "import clients.bulk.network",
+                "import benchmarks.measure.peak_flops_and_bandwidth",
+            ],
         ),
         ("openvino", ["from export.engines.openvino_engine import openvino_module; openvino_module()"]),
     ],

@@ -17,7 +17,7 @@ from models.calibrate import measure
 from models.catalog import OF_DIGITS, OF_GARMENTS, PRETRAINED, SHIPPED, matching, models, shipped
 from models.checkpoints.checkpoint import load
 from models.data import FASHION_MNIST_LABELS, load_dataset
-from models.evaluation.evaluation import measure_accuracy
+from models.evaluation.accuracy_and_calibration import measure_accuracy
 from models.networks.config import ModelConfig
 
 LEAST = dict.fromkeys(SHIPPED, 0.993) | {

@@ -117,11 +117,11 @@ def test_a_terminal_refuses_what_fails(tmp_path: Path) -> None:
 def test_the_four_commands_run_word_for_word(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures fewer networks and runtimes; test_latency.py measures all."""
     monkeypatch.chdir(checkout)
-    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 1)
+    monkeypatch.setattr("benchmarks.measure.interleaved_timing.MOST_ROUNDS", 1)
     monkeypatch.setattr("benchmarks.latency.DEFAULT_DEPTH", 1)
     monkeypatch.setattr("benchmarks.latency.ModelConfig", partial(ModelConfig, dim=16, heads=2, dim_head=8))
-    monkeypatch.setattr("benchmarks.measure.roofline.SIDE", {"cpu": 128})
-    monkeypatch.setattr("benchmarks.measure.roofline.STREAM_FLOATS", 1 << 16)
+    monkeypatch.setattr("benchmarks.measure.peak_flops_and_bandwidth.SIDE", {"cpu": 128})
+    monkeypatch.setattr("benchmarks.measure.peak_flops_and_bandwidth.STREAM_FLOATS", 1 << 16)
     monkeypatch.setattr(next(each for each in latency.params if each.name == "models"), "default", ("vitbn",))
     lines = re.findall(r"^\$ (.*)$", README, re.MULTILINE)
     assert "tritonserver --model-repository triton_repo" in lines
@@ -166,7 +166,7 @@ ELSEWHERE = {
     "test_no_client_sees_a_fault",
     "vitbn train": "tests/models/test_train_command.py::test_command_writes_prints_and_resumes",
     "vitbn adapt models/pretrained/vitbn.safetensors scans/": "tests/models/"
-    "test_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
+    "test_batch_norm_adaptation.py::test_pictures_of_the_new_source_give_the_accuracy_back",
     "vitbn calibrate checkpoints/vitbn-mnist.safetensors": "tests/models/test_calibration.py::"
     "test_command_adds_them_and_keeps_the_rest",
     "vitbn train --model vitbnffn --dataset mnist --depth 4 --epochs 20": "tests/models/test_train_command.py::"

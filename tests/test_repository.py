@@ -22,7 +22,7 @@ from common.repository import (
     wanted_versions,
 )
 from common.sample import Sample
-from serving.version_plan import plan
+from serving.intact_versions import plan
 
 POLICIES = [
     ("", [3], [3]),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from clients.bulk.job import Part, Settings
+from clients.bulk.job_manifest import Part, Settings
 from clients.bulk.part_reader import Reader
 from clients.errors import InvalidImage
 from clients.images.picture_source import Pictures

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drills.hostile_requests import LENGTH
-from benchmarks.measure.run import Record, Row
+from benchmarks.measure.result_file import Record, Row
 from clients.probing.stored_samples import parse_outputs
 
 MOST = 100_000  # requests of an open loop

@@ -11,9 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.drills.drill_bench import MODEL, DrillBench, supervisor_actions
+from benchmarks.drills.drill_setup import MODEL, DrillBench, supervisor_actions
 from benchmarks.drills.hostile_requests import status
-from benchmarks.measure.run import Row
+from benchmarks.measure.result_file import Row
 
 REFUSED = 403
 # With these headers a browser sends a request to another site without asking the site first.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drills.checked_requests import Asker, Question, is_close, make_question, meanwhile
-from benchmarks.drills.drill_bench import (
+from benchmarks.drills.drill_setup import (
     HEAL_S,
     stubs,
     supervisor_actions,
@@ -28,7 +28,7 @@ from benchmarks.drills.drill_bench import (
 )
 from benchmarks.load.published_candidates import joining
 from benchmarks.measure.foreign_networks import IDS, MASK, exported
-from benchmarks.measure.run import Row
+from benchmarks.measure.result_file import Row
 from serving.local_server import Server, running_server
 
 MODEL = "encoder"

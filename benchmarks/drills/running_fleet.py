@@ -17,14 +17,14 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.drills.drill_bench import RELOADED, triton_of
+from benchmarks.drills.drill_setup import RELOADED, triton_of
 from benchmarks.drills.hostile_requests import send
 from clients.probing.server_probe import probe_server
 from serving.child import Child, ChildFailed
 from serving.fleet.member import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed
 from serving.ports import answers, free_ports
-from serving.processes import ServerProcesses
+from serving.stub_processes import ServerProcesses
 
 SERVERS = 2
 START_S, STOP_S = 120.0, 30.0

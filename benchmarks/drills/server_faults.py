@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.drills import hostile_requests
 from benchmarks.drills.checked_requests import Asker, image_question, is_close
-from benchmarks.drills.drill_bench import (
+from benchmarks.drills.drill_setup import (
     MODEL,
     OVERLOAD,
     OVERLOADED,
@@ -31,10 +31,10 @@ from benchmarks.drills.drill_bench import (
     wait_until_right,
     workers,
 )
-from benchmarks.measure.run import Row
+from benchmarks.measure.result_file import Row
 from clients.probing.server_probe import probe_server
-from serving.control import Control
 from serving.local_server import Server
+from serving.model_control_client import Control
 
 BEFORE_S, AFTER_S = 2.0, 2.0
 SOAK_READING_S, SOAK_PAUSE_S = 5.0, 0.05

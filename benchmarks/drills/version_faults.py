@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.drills.drill_bench import MODEL, DrillBench, supervisor_actions, wait_until
-from benchmarks.measure.run import Row
+from benchmarks.drills.drill_setup import MODEL, DrillBench, supervisor_actions, wait_until
+from benchmarks.measure.result_file import Row
 from clients.probing.server_probe import probe_server
-from serving.control import Control
+from serving.model_control_client import Control
 
 BROKEN_S = 2.0  # of requests beside a broken version
 SETTLE_S, LATER_S = 3.0, 5.0

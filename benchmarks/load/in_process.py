@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from benchmarks.measure.candidate import Candidate, Classify
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.request_load import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published_candidates import Published
@@ -28,14 +28,14 @@ class Instance:
 
     def logits(self, images: Images, batch: int) -> Logits:
         """float32 (n, classes) of images uint8 (n, C, H, W), both in the host's memory."""
-        from benchmarks.measure.timed_calls import classify
+        from benchmarks.measure.calls_on_device_buffers import classify
 
         with self.in_stream():
             return classify(self.run, images, batch, self.device)
 
     def call(self, images: Images) -> Callable[[], object]:
         """A function that classifies `images`. On a GPU it copies images to the device and logits back, as a server."""
-        from benchmarks.measure.timed_calls import Calls
+        from benchmarks.measure.calls_on_device_buffers import Calls
 
         call = Calls(self.run, images, len(images), self.device)
         if self.device == "cpu":

@@ -49,7 +49,7 @@ def server_arguments(shares_memory: bool = False) -> list[str]:
 
     `shares_memory`: whether clients may share memory with the server.
     """
-    from serving.arguments import BY_PRIORITY
+    from serving.triton_arguments import BY_PRIORITY
 
     tolerant = ["--exit-on-error=false", "--strict-readiness=false"]
     sharing = shared_memory_arguments(os.environ.get("PATH", os.defpath)) if shares_memory else []
@@ -84,9 +84,9 @@ def publish(
     from export.checkpoint_to_onnx import Form
     from export.checkpoint_to_version import Target, export_checkpoint, export_for
     from export.errors import Unavailable
+    from export.publishing.build_config_pbtxt import Serving
     from export.publishing.new_config import MAX_BATCH_SIZE
     from export.publishing.publish import publish as publish_artifact
-    from export.publishing.triton_config import Serving
 
     engine: Any = candidate.runtime.engine
     bfloat16 = candidate.precision == "bf16"
@@ -123,7 +123,7 @@ def joining(packed: Artifact) -> Artifact:
 
     Raises Failed if joined requests would not get the answers of single requests.
     """
-    from export.publishing.dynamic_batching import prove_joining
+    from export.publishing.batching_proof import prove_joining
 
     artifact, reasons = prove_joining(packed)
     if artifact.origin.joined_lengths is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
 from export.precision_table import PRECISIONS, Device, EngineKind, Precision
 
 if TYPE_CHECKING:

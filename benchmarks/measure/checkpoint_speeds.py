@@ -7,11 +7,11 @@ from pathlib import Path
 
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import OPTIMISED
-from benchmarks.measure.network import Network, rewrite_checkpoint
+from benchmarks.measure.interleaved_timing import Durations, time_interleaved
+from benchmarks.measure.measured_network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
-from benchmarks.measure.run import Row
-from benchmarks.measure.timing import Durations, time_interleaved
-from benchmarks.measure.workload import best_workload, runner
+from benchmarks.measure.request_load import best_workload, runner
+from benchmarks.measure.result_file import Row
 from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.candidate import Candidate, Classify, Program, Runtime, Sizes
 from benchmarks.measure.devices import cores
-from benchmarks.measure.network import Network, shipped_network
+from benchmarks.measure.measured_network import Network, shipped_network
 from export.precision_table import Device, Precision
 
 if TYPE_CHECKING:

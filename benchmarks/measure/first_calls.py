@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from benchmarks.measure.calls_on_device_buffers import BUFFERS, Calls, classify
 from benchmarks.measure.candidate import Candidate, Classify, Program, Sizes
 from benchmarks.measure.engines import start, why_not
 from benchmarks.measure.progress import note, one_line, steps
 from benchmarks.measure.reference import Reference, make_reference, program
-from benchmarks.measure.timed_calls import BUFFERS, Calls, classify
 from export.compare_logits import EquivalenceError
 from export.errors import Unavailable
 from export.precision_table import Device

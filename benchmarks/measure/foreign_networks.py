@@ -189,7 +189,7 @@ DISTIL = {"n_layers": 6, "dim": 384, "n_heads": 6, "hidden_dim": 1536}
 
 def token_batch_norm(features: int, **options: Any) -> Any:
     """A BatchNorm of tokens for timm, in place of its LayerNorm. `options`: for LayerNorm alone."""
-    from models.networks.norms import TokenBatchNorm
+    from models.networks.foldable_norms import TokenBatchNorm
 
     return TokenBatchNorm(features)
 

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from benchmarks.measure.command_line import PROGRAM
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
+from benchmarks.measure.recorded_command_line import PROGRAM
 from common.files import check_writable
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from clients.bulk.network import Network
-    from models.data.picture_files import PictureFile
+    from models.data.class_folders import PictureFile
 
 FEWEST = 20  # pictures to fit a temperature on
 BATCH = 64
@@ -57,7 +57,7 @@ def _answers(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np
 
 def _pictures(network: Network, dataset: str, data_dir: Path | None) -> tuple[Part, Iterator[Labelled]]:
     from models.data import DATASETS, DataError
-    from models.data.picture_files import find_files
+    from models.data.class_folders import find_files
 
     if dataset in DATASETS:
         return "test", _of_dataset(network, dataset, data_dir)
@@ -115,7 +115,7 @@ def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[
     """
     import torch
 
-    from models.evaluation.evaluation import calibration_error, fit_temperature
+    from models.evaluation.accuracy_and_calibration import calibration_error, fit_temperature
 
     scores, classes = torch.from_numpy(logits), torch.from_numpy(labels)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))

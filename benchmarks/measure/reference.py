@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.measure.candidate import Candidate, Program
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
 from export.checkpoint_to_onnx import DEFAULT_OPSET, ONE_IMAGE, Form, Uint8Network, cleaned_proto, rewrite, to_onnx
 from export.compare_logits import TIE, Images, Logits, check, check_classes, float32_error, torch_classifier
 from export.compiler.pipeline import optimise
@@ -26,8 +26,8 @@ from export.sample_images import COUNT
 from models.checkpoints.checkpoint import load
 from models.data import Dataset
 from models.networks.config import ModelConfig
+from models.networks.foldable_norms import NormFactory
 from models.networks.layers import Attention
-from models.networks.norms import NormFactory
 from models.networks.registry import build, randomise_norms
 
 

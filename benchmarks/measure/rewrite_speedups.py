@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import OPTIMISED, RUNTIMES
-from benchmarks.measure.network import Network
-from benchmarks.measure.run import Row
-from benchmarks.measure.workload import Workload, best_workload, runner
+from benchmarks.measure.measured_network import Network
+from benchmarks.measure.request_load import Workload, best_workload, runner
+from benchmarks.measure.result_file import Row
 from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:
     from benchmarks.measure.candidate import Program
+    from benchmarks.measure.interleaved_timing import Durations
     from benchmarks.measure.reference import Reference
-    from benchmarks.measure.timing import Durations
     from export.precision_table import Precision
 
 IMAGES, SEARCHED = 5000, 1280  # images that are timed, and images to search the best way with
@@ -45,10 +45,10 @@ def measure(depth: int, seconds: float, add: Callable[..., None]) -> None:
 
     The rows: limits of this machine, and each form of each network, in one call and in its best way.
     """
+    from benchmarks.measure.interleaved_timing import time_interleaved
+    from benchmarks.measure.peak_flops_and_bandwidth import gemms
     from benchmarks.measure.progress import steps
     from benchmarks.measure.reference import make_reference
-    from benchmarks.measure.roofline import gemms
-    from benchmarks.measure.timing import time_interleaved
 
     rows: list[Row] = []
     runs: dict[str, Callable[[], object]] = {}
@@ -106,7 +106,7 @@ def timed_rows(rows: Sequence[Row], measured: Mapping[str, Durations]) -> list[R
 
     `measured`: by the rows' names. `ratios`: the speed relative to other forms of the network.
     """
-    from benchmarks.measure.timing import ratio_with_interval
+    from benchmarks.measure.interleaved_timing import ratio_with_interval
 
     timed, durations = [dict(row) for row in rows], dict(measured)
     of_networks = [row for row in timed if "model" in row]  # one call, best, one call, best, …

@@ -63,7 +63,7 @@ def watch(data: bytes, image: Any, threads: int, seconds: float, show: Callable[
 
     `data`: an ONNX file that classifies `image`, uint8 (1, C, H, W). `show` is called with the share that is done.
     """
-    from benchmarks.measure.roofline import SIDE, gemms
+    from benchmarks.measure.peak_flops_and_bandwidth import SIDE, gemms
     from export.compare_logits import onnx_classifier
 
     products = {count: gemms(count)[f"{SIDE['cpu']}^3 in ONNX Runtime"] for count in {1, threads}}

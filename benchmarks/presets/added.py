@@ -20,18 +20,18 @@ import click
 from benchmarks.load.errors import Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import SERVED, why_not
-from benchmarks.measure.network import shipped_network
+from benchmarks.measure.measured_network import shipped_network
 from benchmarks.measure.options import dataset_options, device_option, digits, seconds_option
 from benchmarks.measure.progress import steps
-from benchmarks.measure.run import Record
-from benchmarks.measure.workload import IN_PROCESS, LARGEST_BATCH
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.request_load import IN_PROCESS, LARGEST_BATCH
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from clients.options import DEFAULTS, Options
 from export.precision_table import PRECISIONS
 from models.catalog import OF_DIGITS
 
 if TYPE_CHECKING:
-    from benchmarks.measure.timing import Durations
+    from benchmarks.measure.interleaved_timing import Durations
     from clients.classifier import Classifier
     from export.compare_logits import Images
 
@@ -86,7 +86,7 @@ def _measure(candidate: Candidate, batch: int, images: Images, seconds: float, s
     from benchmarks.load import in_process
     from benchmarks.load.published_candidates import check, publish, server_arguments
     from benchmarks.measure.engines import start
-    from benchmarks.measure.timing import time_interleaved
+    from benchmarks.measure.interleaved_timing import time_interleaved
     from clients.classifier import Classifier
     from serving.local_server import running_server
 

@@ -23,9 +23,9 @@ import numpy as np
 import psutil
 
 from benchmarks.measure.devices import cores
-from benchmarks.measure.network import rewrite_checkpoint
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.measured_network import rewrite_checkpoint
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 
 ROUNDS = 7
 LOOP_S = 3.0  # duration of ONNX Runtime's timed loop, after a second of warm-up

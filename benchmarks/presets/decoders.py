@@ -15,8 +15,8 @@ from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, D
 from benchmarks.measure.devices import cores
 from benchmarks.measure.foreign_candidates import Call, check_answer, reason_of
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens in the cache of keys and values; Gemma 3 needs more than the 512 of its window
@@ -69,7 +69,7 @@ def measure(decoder: Decoder, folder: Path, seconds: float, name: str) -> Iterat
 
 def _timed_rows(calls: Mapping[str, Call], seconds: float, title: str) -> Iterator[Row]:
     """A row for each candidate of `calls`, with its speed relative to the files AS_EXPORTED and PRUNED."""
-    from benchmarks.measure.timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
+    from benchmarks.measure.interleaved_timing import STABLE_ROUNDS, ratio_with_interval, time_interleaved
 
     measured = time_interleaved(calls, seconds, title, STABLE_ROUNDS)
     for candidate, durations in measured.items():
@@ -85,7 +85,7 @@ def prompt_macs(path: Path) -> int:
     """Multiply-accumulates of a prompt of PROMPT tokens."""
     import onnx_ir as ir
 
-    from export.compiler.graph.shapes import Shapes
+    from export.compiler.graph.symbolic_shapes import Shapes
     from export.compiler.operators.costs import graph_work
     from export.compiler.pipeline import prepared
 
@@ -105,7 +105,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     """Kind -> candidate -> call that computes a prompt. Raises click.ClickException if the logits differ."""
     import onnx_ir as ir
 
-    from export.compiler.graph.output_slices import parse_read
+    from export.compiler.graph.output_selection import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw
     from export.compiler.proof.runner import session

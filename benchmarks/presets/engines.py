@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.engines import ORT
-from benchmarks.measure.network import rewrite_checkpoint
+from benchmarks.measure.measured_network import rewrite_checkpoint
 from benchmarks.measure.options import dataset_options, digits, seconds_option
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from models.catalog import OF_DIGITS, shipped
 
 if TYPE_CHECKING:
-    from benchmarks.measure.timing import Durations
+    from benchmarks.measure.interleaved_timing import Durations
     from export.compare_logits import Classifier, Images
     from serving.backends.batching import Array
     from serving.backends.config_check import Tensor
@@ -47,7 +47,7 @@ class LoadedModel:
 @recorded("engines")
 def engines(record: Record, model: str, dataset: str, data_dir: Path | None, seconds: float) -> None:
     """Time the same file, all rewrites done, in ONNX Runtime and OpenVINO, and requests batched or one by one."""
-    from benchmarks.measure.timing import time_interleaved
+    from benchmarks.measure.interleaved_timing import time_interleaved
     from export.precision import accuracy
 
     data, classifiers = digits(dataset, data_dir), _classifiers(model)

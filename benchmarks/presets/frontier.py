@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:

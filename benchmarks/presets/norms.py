@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 from benchmarks.studies.grids import FOLDING
 
 LEARNED = 0.5  # least test accuracy: other networks failed to learn, and their logits may be too large for the proof

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from benchmarks.measure.devices import cores
-from benchmarks.measure.network import rewrite_checkpoint, shipped_network
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.measured_network import rewrite_checkpoint, shipped_network
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 from models.catalog import SHIPPED
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def profile_graph(data: bytes, images: Images, calls: int, threads: int) -> dict
     `p50_ms`: a call without the profiler. `profiled_p50_ms`: a call with the profiler. `nodes_p50_ms`: the sum of the
     nodes' medians. `nodes`, and their groups by operator (`operators`) and by operator and shapes (`groups`): rows.
     """
-    from benchmarks.measure.timing import ON_A_CPU, time_interleaved
+    from benchmarks.measure.interleaved_timing import ON_A_CPU, time_interleaved
 
     with tempfile.TemporaryDirectory() as folder:
         profiled, plain = (_session(data, threads, prefix) for prefix in (Path(folder, "ort"), None))

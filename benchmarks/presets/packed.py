@@ -13,9 +13,9 @@ import click
 
 from benchmarks.measure.foreign_networks import SIX, text
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.padded_texts import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.padding_strategies import LOADS, PADDED, ROWS_READ, calls, int8_files, packed_files
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 
 LAYERS = (6, 12)
 
@@ -41,7 +41,7 @@ def measure(layers: int, folder: Path, seconds: float) -> Iterator[Row]:
     """A row for each load and candidate. `folder` gets the encoder's files, `seconds`: for each load."""
     import numpy as np
 
-    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+    from benchmarks.measure.interleaved_timing import ratio_with_interval, time_interleaved
 
     sizes = {name: size for name, size in SIX.items() if name != "num_labels"} | {"num_hidden_layers": layers}
     files = packed_files(text("BertConfig", "BertModel", fusible=False, **sizes)(folder), folder, (ROWS_READ,))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import click
 
 from benchmarks.drills.checked_requests import record_each
-from benchmarks.drills.proxy_faults import EVENTS, OVER_HTTP, BehindProxy
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.drills.faults_behind_proxy import EVENTS, OVER_HTTP, BehindProxy
+from benchmarks.measure.result_file import Record
+from benchmarks.reporting.recorded_decorator import recorded
 
 NAMES = (*EVENTS, *OVER_HTTP)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from benchmarks.measure.options import seconds_option
+from benchmarks.measure.result_file import Record
 from benchmarks.measure.rewrite_speedups import ROUNDS
-from benchmarks.measure.run import Record
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.reporting.recorded_decorator import recorded
 
 DEPTHS = (6, 1)
 

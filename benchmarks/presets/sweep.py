@@ -9,10 +9,10 @@ import click
 
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import COMPARED, DEFAULT_PRECISIONS, candidates
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
 from benchmarks.measure.options import seconds_option
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 from models.networks.config import ModelConfig
 
 RUNTIMES = ("torch", "onnx-optimized")
@@ -29,9 +29,9 @@ AXIS_BATCH = 64  # images per call on the axes of depth and width
 def sweep(record: Record, seconds: float) -> int:
     """Time calls against batch size, depth and width."""
     from benchmarks.measure.devices import choose
-    from benchmarks.measure.latency_rows import Comparison
-    from benchmarks.measure.roofline import Limits
-    from benchmarks.reporting.tables.timed_calls import unstable_lines
+    from benchmarks.measure.latency_measurement import Comparison
+    from benchmarks.measure.peak_flops_and_bandwidth import Limits
+    from benchmarks.reporting.tables.latencies import unstable_lines
 
     record.device = device = choose("auto")
     threads = cores()
@@ -51,7 +51,7 @@ def sweep(record: Record, seconds: float) -> int:
 
 
 def _print_table(rows: Sequence[Row]) -> None:
-    from benchmarks.reporting.tables.timed_calls import batch_table
+    from benchmarks.reporting.tables.latencies import batch_table
 
     click.echo(batch_table(rows, with_dim=any(row["axis"] == "dim" for row in rows)))
 

@@ -22,7 +22,7 @@ from benchmarks.load import by_perf_analyzer
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.load.published_candidates import edited_config, joining, server_arguments
 from benchmarks.measure.foreign_networks import IDS, MASK, NETWORKS, WORDS
-from benchmarks.measure.padded_texts import (
+from benchmarks.measure.padding_strategies import (
     CUT,
     PACKED,
     PADDED,
@@ -32,8 +32,8 @@ from benchmarks.measure.padded_texts import (
     short_lengths,
 )
 from benchmarks.measure.progress import note, steps
-from benchmarks.measure.run import Record, Row
-from benchmarks.reporting.recorded_command import recorded
+from benchmarks.measure.result_file import Record, Row
+from benchmarks.reporting.recorded_decorator import recorded
 from models.training.command_options import FiniteRange
 
 NETWORK = "bert-6x384"
@@ -122,9 +122,9 @@ def draw(lengths: Sequence[int] | NDArray[np.int64]) -> list[Text]:
 
 def publish(repository: Path, name: str, file: Path, joined: bool) -> None:
     """Adds `file` to the repository. `joined`: as in `joining`. Raises Failed as `joining`."""
+    from export.publishing.build_config_pbtxt import Serving
     from export.publishing.foreign_artifact import foreign_artifact
     from export.publishing.publish import publish as publish_artifact
-    from export.publishing.triton_config import Serving
 
     artifact = foreign_artifact(file)
     if joined:

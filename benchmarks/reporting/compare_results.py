@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure.run import Row, Run, RunError, read
+from benchmarks.measure.result_file import Row, Run, RunError, read
 from benchmarks.reporting.tables.table import Table, ratio_text
 from export.intervals import RESAMPLES, Ratio, blocks
 

@@ -7,10 +7,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure.foreign_candidates import OURS
+from benchmarks.measure.result_file import Run
 from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, PLAIN
-from benchmarks.measure.run import Run
 from benchmarks.reporting.plotting import accuracy_over_cost, legend, look_of, png, row_of_panels
-from benchmarks.reporting.tables.networks import test_accuracy
+from benchmarks.reporting.tables.network_comparison import test_accuracy
 from benchmarks.reporting.tables.table import number
 from models.networks.config import ModelName
 

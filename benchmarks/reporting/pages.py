@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks.measure.run import Run, read
+from benchmarks.measure.result_file import Run, read
 from benchmarks.reporting.page_markers import fill
 from benchmarks.reporting.tables import TABLES
 from benchmarks.reporting.tables.table import Table, measured_rows
@@ -90,7 +90,7 @@ def _origin(file: str, runs: Mapping[str, Run]) -> Iterator[str]:
 
 def console(page: str, runs: Mapping[str, Run]) -> str:
     """The README `page` with the output that `latency.py --batch 5000` would print for the result."""
-    from benchmarks.reporting.tables.timed_calls import batch_table, limits_line
+    from benchmarks.reporting.tables.latencies import batch_table, limits_line
 
     run = runs.get("latency-5000.json")
     if not run or not run.limits:

@@ -14,7 +14,7 @@ from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
 from benchmarks.studies.claims_tables import PICTURES, TABLES
 from benchmarks.studies.results import Results
-from benchmarks.studies.study_files import StudyError
+from benchmarks.studies.study_writer import StudyError
 from common.files import write_atomically
 
 

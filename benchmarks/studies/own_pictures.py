@@ -24,7 +24,7 @@ import numpy as np
 from tabulate import tabulate
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
-from benchmarks.studies.drawn_datasets import DRAWN
+from benchmarks.studies.synthetic_datasets import DRAWN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +109,7 @@ def _accuracies(data: Dataset, folder: Path, checkpoint: Path) -> dict[str, Any]
 
     from models.checkpoints.checkpoint import load
     from models.data.folder import load_folder
-    from models.evaluation.evaluation import measure_accuracy, on_device
+    from models.evaluation.accuracy_and_calibration import measure_accuracy, on_device
     from models.train import train
 
     started_s = time.perf_counter()

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.studies.study_files import StudyError
+from benchmarks.studies.study_writer import StudyError
 
 CHANCE = [{"test_accuracy": 0.1}]  # the series of a run without epochs
 

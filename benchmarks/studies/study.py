@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import vitbn_packages  # first: reports another package that hides ours
-from benchmarks.measure.command_line import PROGRAM, command
+from benchmarks.measure.recorded_command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
-from benchmarks.studies.study_files import StudyError
+from benchmarks.studies.study_writer import StudyError
 from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:
@@ -193,12 +193,12 @@ for name, grid in STUDIES.items():
 @vitbn_packages.one_line_errors()
 def layout(device: str, output: Path, data_dir: Path | None) -> None:
     """Times of BatchNorm2d after a transpose, as published, beside those of our layout."""
-    from benchmarks.studies import batch_norm_layout
+    from benchmarks.studies import batch_norm_layout_timing
     from models.data import load_dataset
 
     dataset = load_dataset("mnist", data_dir)
-    runs = batch_norm_layout.measure(dataset, device=device)
-    _print_written(batch_norm_layout.write(output, runs, command(MACHINE_OPTIONS), device))
+    runs = batch_norm_layout_timing.measure(dataset, device=device)
+    _print_written(batch_norm_layout_timing.write(output, runs, command(MACHINE_OPTIONS), device))
 
 
 @study.command()

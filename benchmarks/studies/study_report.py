@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.reporting.plotting import Line, Picture, line, look_of
 from benchmarks.reporting.tables.table import Cells, Table
-from benchmarks.studies import study_files
+from benchmarks.studies import study_writer
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.results import by_epoch, spread, time_s
-from benchmarks.studies.study_files import Result, footnote
+from benchmarks.studies.study_writer import Result, footnote
 
 JsonRun = Mapping[str, Any]
 """One of a result's `runs`."""
@@ -32,7 +32,7 @@ def write(folder: Path, result: Result) -> list[Path]:
     choices = [f"{axis} {choice}" for axis, choice in STUDIES[result["study"]].reference.items()]
     reference = f" Reference: {', '.join(choices)}." if choices else ""
     title = f"Last epoch: mean, lowest and highest seed; medians of the times.{reference}"
-    return study_files.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
+    return study_writer.write(folder, result, {title: summary(result)}, figures, [note] if held_out else [])
 
 
 def summary(result: Result) -> Table:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.grids import Extent, Fields, Study
-from benchmarks.studies.study_files import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
+from benchmarks.studies.study_writer import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
 from common.files import write_atomically
 from models.catalog import SHIPPED, relative, shipped
 from models.networks.config import ConfigError, ModelConfig

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
-from benchmarks.measure.command_line import PROGRAM
-from benchmarks.measure.network import SCORED_BATCH
+from benchmarks.measure.measured_network import SCORED_BATCH
 from benchmarks.measure.options import json_option, seconds_option
+from benchmarks.measure.recorded_command_line import PROGRAM
 
 if TYPE_CHECKING:
     from export.compare_logits import Classifier, Images
@@ -55,7 +55,7 @@ def timm_garments(
     json_path: Path | None,
 ) -> None:
     """Train timm's ViT on garments with both norms, publish it, and compare what the clients get with timm."""
-    from benchmarks.measure.run import recording
+    from benchmarks.measure.result_file import recording
     from models.data import load_dataset
 
     click.get_current_context().meta[PROGRAM] = "python benchmarks/studies/timm_garments.py"
@@ -162,7 +162,7 @@ def publish(file: Path, labels: tuple[str, ...], repository: Path) -> Path:
 
 def measure(model: Any, data: Dataset, folder: Path, seconds: float) -> Iterator[Mapping[str, Any]]:
     """A row for each batch and form of the network: quality, times, and speed relative to the export."""
-    from benchmarks.measure.timing import ratio_with_interval, time_interleaved
+    from benchmarks.measure.interleaved_timing import ratio_with_interval, time_interleaved
     from export.compare_logits import in_parts
 
     file = export(model, folder)

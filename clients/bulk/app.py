@@ -18,7 +18,7 @@ from vitbn_packages import in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from clients.bulk.job import Job, Output, Part
+    from clients.bulk.job_manifest import Job, Output, Part
 
 INTERRUPTED = 130
 
@@ -100,7 +100,7 @@ def _prepare_job(
     inputs: tuple[str, ...], output: str, model: Path, image_column: str, id_column: str, part_rows: int | None
 ) -> tuple[Job, Output]:
     """Plans the job, or continues the job in the output folder. Raises ClientError and OSError."""
-    from clients.bulk.job import Output, Settings, absolute, open_job
+    from clients.bulk.job_manifest import Output, Settings, absolute, open_job
     from clients.bulk.network import Network, find_model
     from clients.bulk.planning import Planner
 
@@ -117,7 +117,7 @@ def _prepare_job(
 def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processes: int) -> int:
     """Does the missing parts of the share and prints the progress. Returns the exit code."""
     from clients.bulk import by_processes, by_ray
-    from clients.bulk.job import parts_to_do
+    from clients.bulk.job_manifest import parts_to_do
     from clients.bulk.progress import Progress
 
     part_count, row_count, is_known = 0, 0, True

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
 from clients.bulk.fork_server import CONTEXT
-from clients.bulk.job import Job, Part
+from clients.bulk.job_manifest import Job, Part
 from clients.bulk.scoring import Outcome, classify_part
 
 ATTEMPTS = 3  # a picture that kills its process must not stop the run

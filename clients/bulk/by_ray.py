@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from clients.bulk.by_processes import ATTEMPTS
-from clients.bulk.job import Job, Part
+from clients.bulk.job_manifest import Job, Part
 from clients.bulk.scoring import Outcome, classify_part
 
 

@@ -17,7 +17,7 @@ from clients.errors import ModelMismatch, ModelNotFound
 from clients.model_description import describe
 from clients.prediction import top_probabilities
 from common.files import sha256
-from common.framing import INPUT_NAME, OUTPUT_NAME
+from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 from common.repository import (
     CONFIG_FILE,
     MANIFEST_FILE,

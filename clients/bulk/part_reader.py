@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.bulk.job import JobMismatch, Part, Settings
+from clients.bulk.job_manifest import JobMismatch, Part, Settings
 from clients.bulk.network import BATCH_SIZE
 from clients.bulk.planning import file_size, ids_as_text, image_form, open_file
 from clients.errors import InvalidImage

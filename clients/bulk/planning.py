@@ -17,7 +17,7 @@ import fsspec
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from clients.bulk.job import JobMismatch, Kind, Part, Settings
+from clients.bulk.job_manifest import JobMismatch, Kind, Part, Settings
 from clients.errors import InvalidImage
 from clients.images.decode import IdxFile
 from common.picture_formats import has_picture_suffix

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clients.bulk.job import Job, Output, Part
+from clients.bulk.job_manifest import Job, Output, Part
 from clients.bulk.network import ModelFile, Network
 from clients.bulk.part_reader import Ids, Reader, row_ids
 

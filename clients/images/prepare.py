@@ -8,11 +8,11 @@ from PIL import Image
 
 from clients.errors import BlankImage
 from clients.images.decode import photo_to_model_input
-from clients.images.drawing import drawing_inputs
 from clients.images.ink import LEAST_CONTRAST
-from clients.images.photo_checks import Looks, check_photo
+from clients.images.mnist_layout import drawing_inputs
 from clients.images.resize_and_crop import resize_and_crop
-from common.framing import Framing, Preprocessing
+from clients.images.training_photo_match import Looks, check_photo
+from common.preprocessing_settings import Framing, Preprocessing
 
 
 @dataclass(frozen=True)

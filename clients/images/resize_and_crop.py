@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from clients.errors import InvalidImage
 from clients.images.decode import converted
-from common.framing import Framing
+from common.preprocessing_settings import Framing
 
 _MOST_PIXELS = 1 << 24  # of a resized image; a long thin picture would fill memory
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation, Prepared
-from common.framing import Framing
+from clients.images.training_photo_match import Looks
+from common.preprocessing_settings import Framing
 
 MOST_PIXELS = 25_000_000  # of a decoded picture: 100 MB in colour
 MEMORY_BYTES = 350_000_000  # limit of the process, without its libraries

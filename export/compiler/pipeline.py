@@ -17,9 +17,9 @@ from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, S
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.output_slices import Read, apply_reads, resolve
-from export.compiler.graph.shapes import Shapes
-from export.compiler.operators.contrib_rules import node_without_reference
+from export.compiler.graph.output_selection import Read, apply_reads, resolve
+from export.compiler.graph.symbolic_shapes import Shapes
+from export.compiler.operators.contrib_demand_rules import node_without_reference
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes import MOVING, PASSES, QUICKER
 from export.compiler.passes.decompose_fused import decompose_fused

@@ -20,7 +20,7 @@ from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.node_builder import Nodes, nodes_before
-from export.compiler.graph.shapes import Shapes, same, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same, same_shape
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import settle
 

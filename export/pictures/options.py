@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from common.framing import FILTERS
+from common.preprocessing_settings import FILTERS
 
 if TYPE_CHECKING:
     from export.pictures.picture_artifact import MadeArtifact

@@ -22,7 +22,7 @@ from export.compiler.graph.def_use import only_reader
 from export.compiler.graph.files import weight_bytes
 from export.compiler.pipeline import Rewritten, cost_sizes, optimise, prepared
 from export.compiler.proof.compare import Proof, Proved
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.errors import PublishError
 from export.pictures.processor import Processor
 from export.pictures.proof import Source, prove_bytes, ramps

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.framing import Framing
+from common.preprocessing_settings import Framing
 from export.errors import PublishError
 
 Size = tuple[int, int]  # height, width

@@ -21,7 +21,7 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.files import save_model
 from export.compiler.proof.compare import Errors, Proved, prove
 from export.compiler.proof.inputs import Feeds
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import Round
 from export.compiler.proof.runner import Arrays, Runner, double_answers
 from export.compiler.proof.tolerances import relative_error

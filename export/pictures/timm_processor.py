@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from common.framing import FILTERS, Framing
+from common.preprocessing_settings import FILTERS, Framing
 from export.errors import PublishError
 from export.pictures.processor import Processor, ProcessorJson, Size, centred
 

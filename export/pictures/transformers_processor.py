@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from common.framing import Framing
+from common.preprocessing_settings import Framing
 from export.pictures.processor import BYTE, Processor, ProcessorJson, Size
 
 NOT_CROPPING = ("ViT", "Pvt", "Siglip", "Segformer", "DINOv3ViT", "Beit")  # unless do_center_crop is true

@@ -19,7 +19,7 @@ from export.compiler.errors import NotDrawn, NotSupported
 from export.compiler.graph.files import weights_by_place
 from export.compiler.pipeline import drawable
 from export.compiler.proof.inputs import Feeds, read_inputs
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.tolerances import TOLERANCES, size_of
 from export.publishing.artifact import Artifact, Content, make_artifact

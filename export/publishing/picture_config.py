@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from common.framing import Framing
+from common.preprocessing_settings import Framing
 from models.networks.config import ConfigError, check_labels
 
 OTHER = "other"  # the value of "model" in the JSON, where networks of this project have their family

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from common.repository import served_versions, versions
 from export.errors import PublishError
+from export.publishing.build_config_pbtxt import SERVED_VERSIONS
 from export.publishing.publish import locked, read_config, remove_model, remove_version, serve
-from export.publishing.triton_config import SERVED_VERSIONS
-from serving.control import Control, ControlFailed, NotExplicit, Refused, Unreachable
+from serving.model_control_client import Control, ControlFailed, NotExplicit, Refused, Unreachable
 
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
 

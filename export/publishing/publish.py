@@ -34,14 +34,14 @@ from common.repository import (
 from common.repository import read_config as repository_config
 from export.errors import PublishError
 from export.publishing.artifact import Artifact, open_version, read_version
+from export.publishing.build_config_pbtxt import Model, Serving, config_pbtxt
 from export.publishing.config_parameters import Version
 from export.publishing.empty_inputs import as_line, never_empty
 from export.publishing.manifest import Manifest
 from export.publishing.new_config import engine_of, to_text
-from export.publishing.replay import replay
+from export.publishing.replay_sample import replay
 from export.publishing.same_contract import check_kind, check_same_contract
 from export.publishing.sidecar import write_flushed
-from export.publishing.triton_config import Model, Serving, config_pbtxt
 from export.publishing.warm_up import warm_up_files
 
 if TYPE_CHECKING:

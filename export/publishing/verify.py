@@ -14,7 +14,7 @@ from common.repository import ONNX_FILE, served_versions, versions, wanted_versi
 from export.errors import PublishError
 from export.publishing.artifact import read_version
 from export.publishing.publish import read_config
-from export.publishing.replay import replay
+from export.publishing.replay_sample import replay
 from export.publishing.same_contract import check_same_contract
 
 

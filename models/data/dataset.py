@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from common.framing import Preprocessing
-from common.photo_statistics import background_and_fill
+from common.background_and_fill import background_and_fill
+from common.preprocessing_settings import Preprocessing
 from models.networks.config import ModelConfig, ModelName
 
 DIGITS = tuple("0123456789")

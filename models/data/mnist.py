@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.files import sha256
-from common.framing import Preprocessing
 from common.idx import IdxFile
+from common.preprocessing_settings import Preprocessing
 from models.data.dataset import DIGITS, DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
 

@@ -65,7 +65,7 @@ class Result:
 def measure(path: Path, dataset: Dataset, device: str) -> Result:
     """Measures the checkpoint at `path` on the dataset's test part. Raises CheckpointError and OSError."""
     from models.checkpoints.checkpoint import load
-    from models.evaluation.evaluation import classify, on_device
+    from models.evaluation.accuracy_and_calibration import classify, on_device
 
     about = metrics_json.from_json(path.with_suffix(".json").read_text())
     images, _ = on_device(dataset.test_images, dataset.test_labels, device)

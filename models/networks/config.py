@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from common.framing import INPUT_NAME as INPUT_NAME
-from common.framing import OUTPUT_NAME as OUTPUT_NAME
-from common.framing import Background, Preprocessing
+from common.preprocessing_settings import INPUT_NAME as INPUT_NAME
+from common.preprocessing_settings import OUTPUT_NAME as OUTPUT_NAME
+from common.preprocessing_settings import Background, Preprocessing
 
 INPUT_SCALE = 1.0 / 255.0  # networks read pixels in [0, 1]
 
@@ -57,7 +57,7 @@ class ModelConfig:
     """The defaults are the published study's.
 
     CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`.
-    `background` and `fill` say how the training pictures look; common/photo_statistics.py measures them.
+    `background` and `fill` say how the training pictures look; common/background_and_fill.py measures them.
     """
 
     model: ModelName = "vitbn"

@@ -1,4 +1,4 @@
-"""Transformer layers; the norm is injected (models/networks/norms.py).
+"""Transformer layers; the norm is injected (models/networks/foldable_norms.py).
 
 Shapes: B images, N tokens, D features, H heads of size E.
 """
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.networks.config import ModelConfig
-from models.networks.norms import NormFactory
+from models.networks.foldable_norms import NormFactory
 
 
 class TokenEmbedding(nn.Module):

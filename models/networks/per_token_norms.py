@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.networks.config import ModelName
-from models.networks.norms import EPS, NeverAffine, Norm, TokenNorm
+from models.networks.foldable_norms import EPS, NeverAffine, Norm, TokenNorm
 
 
 class GainedTokenNorm(TokenNorm, ABC):

@@ -8,7 +8,7 @@ from torch import nn
 from models.networks.cnn import CNN
 from models.networks.config import ModelConfig
 from models.networks.dnn import DNN
-from models.networks.norms import TokenNorm, anneal
+from models.networks.foldable_norms import TokenNorm, anneal
 from models.networks.vit import AttentionOf, VisionTransformer, plain_attention
 
 Network = VisionTransformer | CNN | DNN

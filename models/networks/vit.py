@@ -14,11 +14,11 @@ from typing import Literal, NamedTuple
 from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 
-from models.networks import norms, per_token_norms
+from models.networks import foldable_norms, per_token_norms
 from models.networks.config import ModelConfig, ModelName
 from models.networks.costs import absorbed_attention_macs, attention_macs
+from models.networks.foldable_norms import Norm, NormFactory, TokenBatchNorm, by_feature
 from models.networks.layers import AbsorbedAttention, Attention, Block, FeedForward, TokenEmbedding
-from models.networks.norms import Norm, NormFactory, TokenBatchNorm, by_feature
 
 
 def no_norm(config: ModelConfig, dim: int) -> nn.Module:
@@ -47,7 +47,7 @@ NORMS: dict[ModelName, Norms] = {
     "vit": in_place_of_layer_norm(layer_norm),
     "vitbnffn": Norms(tokens=layer_norm, ffn=no_norm, hidden=batch_norm),
     "vitbn": Norms(tokens=batch_norm, ffn=no_norm, hidden=batch_norm),
-    **{name: in_place_of_layer_norm(norm) for name, norm in (norms.NORMS | per_token_norms.NORMS).items()},
+    **{name: in_place_of_layer_norm(norm) for name, norm in (foldable_norms.NORMS | per_token_norms.NORMS).items()},
 }
 
 

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from models.data import Dataset, hold_out
 from models.data.drawn_digits import with_drawn
-from models.data.outliers import with_outliers
-from models.evaluation.evaluation import (
+from models.data.outlier_exposure import with_outliers
+from models.evaluation.accuracy_and_calibration import (
     TEST_BATCH,
     accuracy_by_class,
     classify,
     on_device,
 )
 from models.networks.config import INPUT_SCALE, ModelConfig
-from models.networks.norms import anneal
+from models.networks.foldable_norms import anneal
 from models.training.augmentation import augmentation
 from models.training.mixing import as_probabilities, mixing
 from models.training.recipe import Diverged, Epoch, TrainingError, TrainingOptions

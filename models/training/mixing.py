@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.data.outliers import NO_CLASS
+from models.data.outlier_exposure import NO_CLASS
 
 
 def mixing(mixup: float, cutmix: float) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:

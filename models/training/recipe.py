@@ -60,7 +60,7 @@ class TrainingOptions:
 
     - `schedule`: `one-cycle` (Smith and Topin, 2019) warms up to `lr` and anneals to nearly 0.
     - `drawn`: digits of our own drawing beside the training images (`models/data/drawn_digits.py`).
-    - `outliers`: drawings of none of the classes beside them (`models/data/outliers.py`).
+    - `outliers`: drawings of none of the classes beside them (`models/data/outlier_exposure.py`).
     - `init`: a checkpoint of the same sizes whose weights the training starts from; it may have fewer blocks, two at
       least (`models/training/deepen.py`).
     - `teacher`: its probabilities are half of the target (Hinton et al., 2015; Touvron et al., DeiT, 2021).

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from common.files import typed_command, write_atomically
 from models.checkpoints import checkpoint
 from models.checkpoints.metrics import Metrics
-from models.checkpoints.state_dict_file import unpickling_reason
+from models.checkpoints.safe_torch_load import unpickling_reason
 from models.data import Dataset
-from models.evaluation.evaluation import (
+from models.evaluation.accuracy_and_calibration import (
     measure_accuracy,
     measure_calibration,
     on_device,

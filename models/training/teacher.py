@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from common.files import sha256, write_atomically
 from models.checkpoints import checkpoint
 from models.data import Dataset
-from models.data.outliers import NO_CLASS
-from models.evaluation.evaluation import TEST_BATCH
+from models.data.outlier_exposure import NO_CLASS
+from models.evaluation.accuracy_and_calibration import TEST_BATCH
 from models.networks.config import INPUT_SCALE, ModelConfig
 from models.networks.registry import channels_last
 from models.training.augmentation import augmentation

@@ -13,7 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from serving.child import Child, ChildFailed, wait_until
-from serving.control import DIRECT
+from serving.model_control_client import DIRECT
 from serving.proxy.envoy_config import ProxyError, check, envoy, write, write_endpoints
 from serving.proxy.settings import Settings
 

@@ -17,13 +17,13 @@ import gpu_dry_run
 import gpu_faults
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.measure import engines, run_tensorrt, timing
-from benchmarks.measure.latency_rows import Rounds
-from benchmarks.measure.timing import Durations
+from benchmarks.measure import engines, interleaved_timing, run_tensorrt
+from benchmarks.measure.interleaved_timing import Durations
+from benchmarks.measure.latency_measurement import Rounds
 from benchmarks.presets import gpu
 from benchmarks.presets.gpu import ROOT, Step
 from export.engines.tensorrt_engine import EngineOptions
-from export.publishing import publish, triton_config
+from export.publishing import build_config_pbtxt, publish
 
 TWO = ("--runtime", "torch", "--runtime", "tensorrt", "--runtime", "tensorrt-cudagraph")
 LATENCY = Step(
@@ -79,8 +79,8 @@ def planted(folder: Path) -> Iterator[tuple[str, list[Step], Path, Any]]:
     yield "1", [], folder, cpu_makefile(folder)
     with patch.object(gpu, "COMPARED", ("vitbn", "cnn")), patch.object(gpu_dry_run, "_rehearsed", lambda *_: ()):
         yield "2", list(gpu.steps(folder)), ROOT, nullcontext()
-    yield "3", [], ROOT, patch.object(timing, "_durations", medians)
-    yield "4", [LOAD], ROOT, planting(triton_config, "_set_cuda_graphs", without_graph_dims)
+    yield "3", [], ROOT, patch.object(interleaved_timing, "_durations", medians)
+    yield "4", [LOAD], ROOT, planting(build_config_pbtxt, "_set_cuda_graphs", without_graph_dims)
     yield "5", [LOAD], ROOT, patch.object(by_perf_analyzer, "program", missing_program)
     yield "6", [LOAD], ROOT, planting(publish, "config_pbtxt", with_a_standby)
     yield "7", [], ROOT, patch.dict(engines.RUNTIMES, {"tensorrt-plain": unfused})

@@ -8,8 +8,8 @@ from commands import measured
 
 from benchmarks import accuracy as module
 from benchmarks.accuracy import EXACT, accuracy
-from benchmarks.measure.conditions import PENS
 from benchmarks.measure.engines import RUNTIMES
+from benchmarks.measure.image_corruptions import PENS
 from export.engines.openvino_engine import has_bfloat16
 
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.measure.candidate import Candidate, Classify, Runtime, Sizes
 from benchmarks.measure.engines import OPTIMISED, RUNTIMES, candidates, why_not
 from benchmarks.measure.first_calls import build
-from benchmarks.measure.network import Network, shipped_network
+from benchmarks.measure.measured_network import Network, shipped_network
 from benchmarks.measure.reference import make_reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS

@@ -9,7 +9,7 @@ from commands import measured
 
 from benchmarks.measure.decoder_networks import AS_EXPORTED, DECODERS, PRUNED, random_network
 from benchmarks.measure.foreign_candidates import OURS
-from benchmarks.measure.run import read
+from benchmarks.measure.result_file import read
 from benchmarks.presets import decoders
 from benchmarks.reporting.tables.foreign import decoders as table_of
 
@@ -28,7 +28,7 @@ def test_every_decoder_is_prepared_once_and_timed(tmp_path: Path, monkeypatch: p
     assert random_network(small.pop("smollm2-135m")).config.num_key_value_heads == 1
     small["gemma-3-270m"] = replace(small["gemma-3-270m"], precision=small.pop("smollm2-135m-int4").precision)
     monkeypatch.setattr(decoders, "DECODERS", small)
-    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 2)
+    monkeypatch.setattr("benchmarks.measure.interleaved_timing.MOST_ROUNDS", 2)
     folder, path = tmp_path / "files", tmp_path / "decoders.json"
     for name, decoder in small.items():
         decoders.prepare(decoder, folder / name)

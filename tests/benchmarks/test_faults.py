@@ -9,18 +9,18 @@ import pytest
 from commands import measured
 
 from benchmarks.drills import (
+    environment_faults,
+    missing_home_and_descriptors,
     mixed_texts,
-    poor_machines,
     server_faults,
     slow_connections,
-    supervised_faults,
     version_faults,
 )
 from benchmarks.drills.checked_requests import Verdicts
-from benchmarks.drills.drill_bench import MODEL, DrillBench, wait_until_right
+from benchmarks.drills.drill_setup import MODEL, DrillBench, wait_until_right
 from benchmarks.faults import DRILLS, faults
 from benchmarks.load.published_candidates import edited_config
-from benchmarks.measure.run import Row
+from benchmarks.measure.result_file import Row
 from serving.local_server import Server
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -77,10 +77,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_texts, "KILLS", 2)
     monkeypatch.setattr(mixed_texts, "TEXTS", 300)
     monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
-    monkeypatch.setattr(supervised_faults, "SETTLE_S", 1.0)
+    monkeypatch.setattr(environment_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(version_faults, "SETTLE_S", 1.0)
-    monkeypatch.setattr(poor_machines, "HELD_S", 1.0)
-    monkeypatch.setattr(supervised_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
+    monkeypatch.setattr(missing_home_and_descriptors, "HELD_S", 1.0)
+    monkeypatch.setattr(environment_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 
 def run(bench: PacedBench, name: str) -> Row:

@@ -11,7 +11,7 @@ from benchmarks.load.published_candidates import publish
 from benchmarks.measure import run_tensorrt
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import SERVED
-from benchmarks.measure.network import shipped_network
+from benchmarks.measure.measured_network import shipped_network
 from benchmarks.presets import gpu as module
 from benchmarks.presets.gpu import Step, check, gpu, steps
 from export.engines.gpu import Gpu, find_gpu

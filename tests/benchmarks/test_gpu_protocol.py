@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.measure.gpu_state import Monitor, monitor
-from benchmarks.measure.timing import MAX_REFUSED, Protocol, Slowed, ratio_with_interval, time_interleaved
+from benchmarks.measure.interleaved_timing import MAX_REFUSED, Protocol, Slowed, ratio_with_interval, time_interleaved
 
 TURN = Protocol(settle_s=0.0, refill=False, load_s=0.02, turn_s=0.01)
 

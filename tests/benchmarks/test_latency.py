@@ -12,17 +12,17 @@ import torch
 from commands import failure, measured, told
 
 from benchmarks.latency import latency
-from benchmarks.measure import devices, latency_rows
+from benchmarks.measure import devices, latency_measurement
 from benchmarks.measure import reference as module
+from benchmarks.measure.calls_on_device_buffers import BUFFERS, Calls
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import COMPARED, DEFAULT_RUNTIMES, OPTIMISED, RUNTIMES
 from benchmarks.measure.first_calls import Missing
-from benchmarks.measure.network import Network
+from benchmarks.measure.interleaved_timing import MIN_ROUNDS, Protocol
+from benchmarks.measure.measured_network import Network
 from benchmarks.measure.reference import make_reference
 from benchmarks.measure.run_torch import channels_last
-from benchmarks.measure.timed_calls import BUFFERS, Calls
-from benchmarks.measure.timing import MIN_ROUNDS, Protocol
-from benchmarks.reporting.tables.timed_calls import closing_lines
+from benchmarks.reporting.tables.latencies import closing_lines
 from export.compare_logits import EquivalenceError
 from export.compiler.pipeline import Rewritten
 from export.engines.gpu import Gpu
@@ -40,7 +40,7 @@ LIMITS = {
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.measure.roofline.limits", lambda *arguments: LIMITS)
+    monkeypatch.setattr("benchmarks.measure.peak_flops_and_bandwidth.limits", lambda *arguments: LIMITS)
 
 
 def run(path: Path, options: str = "", exit_code: int = 0) -> tuple[str, dict[str, Any]]:
@@ -166,7 +166,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
     call = Calls(lambda images: images, np.zeros((1, 1), np.uint8), 1, "cpu")
     built = SimpleNamespace(candidate=Candidate(Network("vitbn", ModelConfig()), OPTIMISED))
     ready = {name: SimpleNamespace(calls=call, built=built) for name in "ab"}
-    run = latency_rows.Rounds(ready, 1, 1, "", Missing())
+    run = latency_measurement.Rounds(ready, 1, 1, "", Missing())
     run._monitor = SimpleNamespace(readings=[])
 
     def attempt(use: Callable[[dict[str, Any]], None]) -> None:
@@ -174,7 +174,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
         call.device_ms.append(float(len(ready)))
         run._end_round(True)
         if len(ready) == 2:
-            raise latency_rows._Failed("a", RuntimeError("out of memory"))
+            raise latency_measurement._Failed("a", RuntimeError("out of memory"))
 
     monkeypatch.setattr(run, "_interleaved", attempt)
     run.time(print)
@@ -185,7 +185,7 @@ def test_of_an_aborted_attempt_no_reading_stays(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_that_is_slow_in_all_rounds_costs_the_batch_size(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(latency_rows, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
+    monkeypatch.setattr(latency_measurement, "ON_A_CPU", Protocol(settle_s=0.0, accept=lambda: False))
     options = "--model cnn --runtime torch --runtime onnx-optimized --batch 2"
     _, written = run(tmp_path / "latency.json", options, exit_code=1)
     assert written["rows"] == []

@@ -9,7 +9,7 @@ from benchmarks.measure.devices import choose, gpu_uuid
 from benchmarks.measure.engines import candidates
 from benchmarks.measure.first_calls import build
 from benchmarks.measure.gpu_state import monitor
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
 from benchmarks.measure.reference import make_reference
 from export.errors import Unavailable
 from export.precision_table import PRECISIONS, Precision

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from commands import measured
 
-from benchmarks.measure.network import shipped_network
+from benchmarks.measure.measured_network import shipped_network
 from benchmarks.presets import operators as module
 from benchmarks.presets.operators import flops, group_nodes, node_rows, profile_graph
 from export.checkpoint_to_onnx import Form

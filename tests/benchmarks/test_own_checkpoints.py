@@ -15,7 +15,7 @@ from benchmarks.accuracy import accuracy
 from benchmarks.latency import latency
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import OPTIMISED
-from benchmarks.measure.network import Network
+from benchmarks.measure.measured_network import Network
 from benchmarks.throughput import throughput
 from models.checkpoints.checkpoint import save
 from models.data import FASHION_MNIST_LABELS

@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.measure.progress import share_bar, steps
-from benchmarks.reporting.tables.timed_calls import rough
+from benchmarks.reporting.tables.latencies import rough
 
 
 def test_where_no_terminal_is_each_stage_and_quarter_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:

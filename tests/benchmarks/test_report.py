@@ -12,13 +12,13 @@ from commands import invoke
 from benchmarks.foreign import foreign
 from benchmarks.measure.foreign_networks import NETWORKS
 from benchmarks.measure.progress import one_line
-from benchmarks.measure.run import Run, RunError, read
+from benchmarks.measure.result_file import Run, RunError, read
 from benchmarks.report import report
 from benchmarks.reporting import pages
 from benchmarks.reporting.pages import PageError, contents, filled, pictures, read_runs
+from benchmarks.reporting.tables.latencies import batch_table, by_model, latency
 from benchmarks.reporting.tables.servers import machines
 from benchmarks.reporting.tables.table import Table, find_row
-from benchmarks.reporting.tables.timed_calls import batch_table, by_model, latency
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"

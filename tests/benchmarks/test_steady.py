@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from commands import invoke
 
-from benchmarks.measure.network import shipped_network
-from benchmarks.measure.run import Record
+from benchmarks.measure.measured_network import shipped_network
+from benchmarks.measure.result_file import Record
 from benchmarks.measure.steadiness import judged
 from benchmarks.steady import UNSTEADY, steady
 
@@ -41,7 +41,9 @@ def test_each_unsteadiness_is_named(changed: dict[str, Any], reason: str) -> Non
 def test_the_command_tells_the_machine_and_later_results_say_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.measure.network.shipped_network", lambda name: shipped_network("vitbn-tiny"))
+    monkeypatch.setattr(
+        "benchmarks.measure.measured_network.shipped_network", lambda name: shipped_network("vitbn-tiny")
+    )
     written = tmp_path / "steady.json"
     done = invoke(steady, "--seconds", 1, "--json", written)
     row = json.loads(written.read_bytes())["rows"][0]

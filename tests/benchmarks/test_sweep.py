@@ -4,7 +4,7 @@ import pytest
 from commands import measured
 
 from benchmarks.latency import latency
-from benchmarks.measure import roofline
+from benchmarks.measure import peak_flops_and_bandwidth
 from benchmarks.presets import sweep
 
 
@@ -26,7 +26,7 @@ def test_every_axis_has_its_points_and_every_idea_its_figure(tmp_path: Path, mon
 
 
 def test_limits_are_rates() -> None:
-    limits = roofline.limits("cpu", 1, ("fp32", "bf16", "int8"))
+    limits = peak_flops_and_bandwidth.limits("cpu", 1, ("fp32", "bf16", "int8"))
     assert limits["gemm_gflops_per_s_by_precision"].keys() == {"fp32", "bf16"}
     assert limits["gemm_gflops_per_s"] == limits["gemm_gflops_per_s_by_precision"]["fp32"] > 0
     assert limits["gemm_library"] in ("PyTorch, 128^3, float32", "ONNX Runtime, 128^3, float32")
@@ -40,4 +40,4 @@ def test_the_best_of_each_limit_counts() -> None:
     second = {"gemm_gflops_per_s": 3.0, "gemm_library": "b", by_precision: {"fp32": 3.0, "bf16": 4.0}}
     times = {"copy_gb_per_s": 9.0}, {"copy_gb_per_s": 8.0}
     expected = {**second, **times[0], by_precision: {"fp32": 3.0, "bf16": 5.0}}
-    assert roofline.better({**first, **times[0]}, {**second, **times[1]}) == expected
+    assert peak_flops_and_bandwidth.better({**first, **times[0]}, {**second, **times[1]}) == expected

@@ -15,7 +15,7 @@ from perf_analyzer_windows import without_gaps
 from benchmarks.drills.mixed_texts import POOLED, WORDS, write_encoder
 from benchmarks.load.errors import WrongAnswer
 from benchmarks.measure.foreign_networks import IDS, MASK
-from benchmarks.measure.padded_texts import (
+from benchmarks.measure.padding_strategies import (
     CUT,
     INT8_CUT,
     INT8_TOLERANCE,
@@ -25,7 +25,7 @@ from benchmarks.measure.padded_texts import (
     int8_files,
     packed_files,
 )
-from benchmarks.measure.run import Run
+from benchmarks.measure.result_file import Run
 from benchmarks.presets import texts
 from benchmarks.reporting.tables.foreign import texts as table
 from export.compiler.proof.runner import Runner

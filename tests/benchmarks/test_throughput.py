@@ -24,10 +24,10 @@ from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.load.published_candidates import Published
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.command_line import command
 from benchmarks.measure.engines import OPTIMISED, SERVED
-from benchmarks.measure.network import shipped_network
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.measured_network import shipped_network
+from benchmarks.measure.recorded_command_line import command
+from benchmarks.measure.request_load import Workload
 from benchmarks.reporting.tables.saturation import saturation
 from models.data import DataError
 

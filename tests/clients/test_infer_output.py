@@ -18,7 +18,7 @@ from idx_files import idx_bytes
 from infer_command import ask
 from stand_in import StandIn
 
-from clients import transport
+from clients import retry_and_failover
 from clients.printing import printable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_options_reach_the_server(server, images):
 
 
 def test_a_server_that_fails_on_the_way(server, images, monkeypatch):
-    monkeypatch.setattr(transport, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
+    monkeypatch.setattr(retry_and_failover, "_LONGEST_PAUSE_S", 0.05)  # ten retries take 15 s otherwise
     server.before = lambda number: "too busy" if number >= 2 else None
     code, lines, errors = ask(server, images(30), "--batch-size", 4, "--concurrency", 1)
     assert (code, len(lines), len(errors)) == (3, 8, 1)

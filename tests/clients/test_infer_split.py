@@ -8,7 +8,7 @@ from infer_command import ask
 from PIL import Image
 from stand_in import LABELS, StandIn, expected_logits
 
-from clients.images.drawing import drawing_inputs
+from clients.images.mnist_layout import drawing_inputs
 from clients.prediction import Answer, predictions
 
 

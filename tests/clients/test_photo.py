@@ -9,11 +9,11 @@ from PIL import Image
 from stand_in import DESCRIPTION, StandIn
 
 from clients.images.decode import photo_to_model_input
-from clients.images.photo_checks import Looks, background_of, check_photo
 from clients.images.picture_source import Picture
 from clients.images.prepare import Preparation
+from clients.images.training_photo_match import Looks, background_of, check_photo
 from clients.preprocess import InvalidImage, prepare
-from common.photo_statistics import background_and_fill
+from common.background_and_fill import background_and_fill
 from models.data import load_idx_part
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)

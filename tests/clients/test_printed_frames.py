@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from clients.images.drawing import drawing_inputs
 from clients.images.ink import find_ink
+from clients.images.mnist_layout import drawing_inputs
 from clients.images.prepare import Preparation
 from clients.images.printed_frames import TAKEN_AWAY, TAKEN_FOR_INK, find_frames
 

@@ -25,7 +25,7 @@ from clients.probing.server_probe import probe_server
 from clients.probing.verdicts import Probe
 from common.sample import Sample
 from serving.local_server import Server, running_server
-from serving.processes import ServerProcesses
+from serving.stub_processes import ServerProcesses
 
 pytestmark = pytest.mark.live
 PATIENCE_S = 5.0  # where the probe's own second is not tested

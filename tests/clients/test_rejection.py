@@ -8,9 +8,9 @@ import pytest
 import torch
 from not_digits import noise, rows_of_digits, scribbles
 
-from benchmarks.measure.brought_pictures import letters
+from benchmarks.measure.synthetic_user_pictures import letters
 from clients.errors import BlankImage
-from clients.images.drawing import drawing_inputs
+from clients.images.mnist_layout import drawing_inputs
 from clients.prediction import Answer, predictions
 from models.catalog import shipped
 from models.checkpoints.checkpoint import load

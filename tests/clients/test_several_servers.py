@@ -104,7 +104,7 @@ def test_retries_at_a_busy_server_are_limited():
 
 
 def test_answers_earn_retries():
-    from clients.transport import _RetryBudget
+    from clients.retry_and_failover import _RetryBudget
 
     budget = _RetryBudget()
     assert [budget.spend() for _ in range(11)] == [True] * 10 + [False]

@@ -6,8 +6,8 @@ from PIL import Image, ImageDraw
 from scipy import ndimage
 
 from clients.images.connected_components import label
-from clients.images.drawing import drawing_inputs
 from clients.images.ink import find_ink
+from clients.images.mnist_layout import drawing_inputs
 from clients.images.split_shapes import split_shapes
 from clients.preprocess import to_model_input
 

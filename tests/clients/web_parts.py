@@ -26,8 +26,8 @@ expect.set_options(timeout=1000 * PATIENCE_S)
 def publish_shipped(repository: Path, *names: str) -> None:
     """Small batches: each instance warms up with its largest."""
     from export.checkpoint_to_version import export_checkpoint
+    from export.publishing.build_config_pbtxt import Serving
     from export.publishing.publish import publish
-    from export.publishing.triton_config import Serving
     from models.catalog import shipped
 
     exported = export_checkpoint(shipped("vitbn"))

@@ -7,7 +7,7 @@ from export import checkpoint_to_version
 from export.checkpoint_to_onnx import Form
 from export.checkpoint_to_version import Target, export_checkpoint, export_for
 from export.errors import Unavailable
-from export.publishing.triton_config import Serving
+from export.publishing.build_config_pbtxt import Serving
 from models.catalog import shipped
 
 TINY = shipped("vitbn-tiny")

@@ -14,7 +14,7 @@ from export.checkpoint_to_onnx import Form, check_network, export, rewrite
 from export.compiler.analyses import batch_invariant
 from export.errors import RewriteError
 from models.networks.config import MODEL_NAMES, ModelConfig
-from models.networks.norms import anneal
+from models.networks.foldable_norms import anneal
 from models.networks.registry import build, randomise_norms
 
 FORMS = [Form("bn"), Form("all"), Form("none", fuse_attention=True), Form("all", fuse_attention=True)]

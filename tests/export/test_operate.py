@@ -16,7 +16,7 @@ from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, serve
 from export.publishing.sidecar import write_with_sidecars
 from export.repository_models import for_published
-from serving.control import Control, Refused, Unreachable
+from serving.model_control_client import Control, Refused, Unreachable
 from vitbn_packages import one_line_errors
 
 

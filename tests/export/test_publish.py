@@ -14,9 +14,9 @@ from common.repository import served_versions, versions
 from export.errors import PublishError
 from export.publishing import publish as module
 from export.publishing.artifact import read_version
+from export.publishing.build_config_pbtxt import Serving
 from export.publishing.publish import publish, read_config, serve, sweep
 from export.publishing.sidecar import write_flushed, write_with_sidecars
-from export.publishing.triton_config import Serving
 from models.networks.config import ModelConfig
 
 

@@ -12,9 +12,9 @@ from tritonclient.grpc import model_config_pb2 as pb
 from common.repository import versions
 from common.sample import Sample
 from export.errors import PublishError
+from export.publishing.build_config_pbtxt import Model, Serving, config_pbtxt
 from export.publishing.config_parameters import Version
 from export.publishing.publish import publish, read_config, serve
-from export.publishing.triton_config import Model, Serving, config_pbtxt
 from export.sample_images import embedded_sample
 from models.networks.config import ModelConfig
 

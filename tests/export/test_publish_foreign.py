@@ -17,13 +17,13 @@ from tritonclient.grpc import model_config_pb2 as pb
 from common.repository import versions
 from export.errors import PublishError
 from export.publishing.artifact import read_version
+from export.publishing.build_config_pbtxt import Serving
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish, read_config, serve
 from export.publishing.sidecar import read_with_sidecars, write_with_sidecars
-from export.publishing.triton_config import Serving
 from export.publishing.verify import verify_version
+from serving.intact_versions import plan
 from serving.local_server import running_server
-from serving.version_plan import plan
 
 FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
 

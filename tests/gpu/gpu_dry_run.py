@@ -28,7 +28,7 @@ from stub_device import install
 from stub_tensorrt import FAULT, USED
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.workload import Workload
+from benchmarks.measure.request_load import Workload
 from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 
 IMAGES = 64  # of the test data
@@ -74,8 +74,8 @@ def stub(folder: Path) -> None:
         raise click.ClickException(f"stub device: {needs}, found {error}") from error
     import torch
 
-    from benchmarks.measure.timing import ON_A_GPU
-    from benchmarks.studies.batch_norm_layout import measure
+    from benchmarks.measure.interleaved_timing import ON_A_GPU
+    from benchmarks.studies.batch_norm_layout_timing import measure
     from export.checkpoint_to_version import export_checkpoint
     from export.compare_logits import onnx_classifier
     from export.engines.tensorrt_engine import build
@@ -87,10 +87,10 @@ def stub(folder: Path) -> None:
     data, gate = load_digits(), cast("Callable[..., Any]", _gate)
     digits = replace(data, test_images=data.test_images[:IMAGES], test_labels=data.test_labels[:IMAGES])
     for place, value in {
-        "benchmarks.measure.latency_rows.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
-        "benchmarks.measure.timing.MOST_ROUNDS": 1,
-        "benchmarks.measure.roofline.SIDE": {"cpu": 64, "cuda": 64},
-        "benchmarks.measure.roofline.STREAM_FLOATS": 1 << 10,
+        "benchmarks.measure.latency_measurement.ON_A_GPU": replace(ON_A_GPU, load_s=0.0, turn_s=0.0),
+        "benchmarks.measure.interleaved_timing.MOST_ROUNDS": 1,
+        "benchmarks.measure.peak_flops_and_bandwidth.SIDE": {"cpu": 64, "cuda": 64},
+        "benchmarks.measure.peak_flops_and_bandwidth.STREAM_FLOATS": 1 << 10,
         "benchmarks.measure.run_tensorrt.build": partial(_build, build),
         "benchmarks.load.compared_loads.run": _load,
         "benchmarks.load.by_perf_analyzer._run": _perf_analyzer,
@@ -100,10 +100,10 @@ def stub(folder: Path) -> None:
         "export.checkpoint_to_version.own_dataset": lambda *_: digits,
         "export.precision._gate": lambda *arguments: gate(*arguments[:-1], 100.0),
         "models.data.load_dataset": lambda *_: digits,
-        "benchmarks.studies.batch_norm_layout.DEPTHS": (1,),
-        "benchmarks.studies.batch_norm_layout.BATCH": 4,
-        "benchmarks.studies.batch_norm_layout.STEPS": 1,
-        "benchmarks.studies.batch_norm_layout.measure": partial(measure, rounds=1),
+        "benchmarks.studies.batch_norm_layout_timing.DEPTHS": (1,),
+        "benchmarks.studies.batch_norm_layout_timing.BATCH": 4,
+        "benchmarks.studies.batch_norm_layout_timing.STEPS": 1,
+        "benchmarks.studies.batch_norm_layout_timing.measure": partial(measure, rounds=1),
         "serving.launcher.native_server": lambda path: Path("tritonserver"),
     }.items():
         module, _, name = place.rpartition(".")

@@ -62,7 +62,7 @@ def environment(root: Path) -> Iterator[str]:
 
 def percentiles() -> Iterator[str]:
     """A fault if p99 is that of the turns' medians. In each turn of ten calls the last call is slow."""
-    from benchmarks.measure.timing import _durations
+    from benchmarks.measure.interleaved_timing import _durations
 
     p99_ms = _durations([[1_000_000] * 9 + [50_000_000]] * 3).percentile_ms(99)
     if p99_ms < 49:

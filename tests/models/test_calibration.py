@@ -10,7 +10,7 @@ from commands import failure, ok
 from models.calibrate import calibrate
 from models.checkpoints.checkpoint import CheckpointError, add_metrics, load, save
 from models.data import DataError, load_again, load_dataset
-from models.evaluation.evaluation import LIMITS, calibration_error, fit_temperature, measure_calibration
+from models.evaluation.accuracy_and_calibration import LIMITS, calibration_error, fit_temperature, measure_calibration
 from models.networks.registry import build
 
 TINY = replace(trainings.TINY, model="vit")

@@ -11,7 +11,7 @@ from models.checkpoints.checkpoint import load
 from models.data import DataError, load_dataset, load_digits
 from models.data.drawn_digits import drawn, with_drawn
 from models.data.not_digits import FORMS, JUDGED, TRAINED
-from models.data.outliers import NO_CLASS, with_outliers
+from models.data.outlier_exposure import NO_CLASS, with_outliers
 from models.training.mixing import as_probabilities
 from models.training.recipe import TrainingOptions
 from models.training.teacher import targets

@@ -11,8 +11,8 @@ from models.checkpoints.checkpoint import load
 from models.data import load_digits
 from models.data.drawn_digits import drawn
 from models.data.not_digits import FORMS, not_digits
-from models.data.outliers import judging_outliers
-from models.evaluation.evaluation import classify
+from models.data.outlier_exposure import judging_outliers
+from models.evaluation.accuracy_and_calibration import classify
 from models.evaluation.rejection import MOST_LOST, fit_evidence_limit
 
 

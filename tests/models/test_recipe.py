@@ -10,7 +10,7 @@ from trainings import TINY, assert_identical, first_digits, run, series
 
 from models.checkpoints.checkpoint import load
 from models.data import DataError, hold_out
-from models.evaluation.evaluation import measure_accuracy
+from models.evaluation.accuracy_and_calibration import measure_accuracy
 from models.networks.registry import build
 from models.train import train as command
 from models.training.deepen import deepen

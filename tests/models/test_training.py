@@ -13,7 +13,7 @@ from trainings import OPTIONS, assert_identical, first_digits, series, silent
 
 from common.files import typed_command
 from models.checkpoints.checkpoint import load
-from models.evaluation.evaluation import measure_accuracy
+from models.evaluation.accuracy_and_calibration import measure_accuracy
 from models.networks.config import TRANSFORMER_NAMES, ModelConfig
 from models.training.loop import train
 from models.training.recipe import TrainingError

@@ -7,14 +7,14 @@ import pytest
 from commands import ok
 from PIL import Image
 
-from benchmarks.studies.drawn_datasets import shapes
+from benchmarks.studies.synthetic_datasets import shapes
 from models.checkpoints.checkpoint import load
 from models.data import load_dataset
 from models.data.dataset import DataError, Dataset
 from models.data.digits import load_digits
 from models.train import train
-from models.training import simple_models
-from models.training.defaults import USUAL, usual, ways
+from models.training import augmentation_check
+from models.training.folder_defaults import USUAL, usual, ways
 from models.training.recipe import configure
 
 
@@ -114,7 +114,7 @@ def test_garments_and_shapes_are_trained_on_as_usual(count, fashion_mnist_dir):
 @pytest.mark.parametrize("shape", [(1500, 1, 28, 28), (2000, 3, 224, 224), (20, 3, 1024, 1024)])
 def test_the_pictures_that_are_compared_are_bounded(shape):
     images = np.broadcast_to(np.uint8(0), shape)
-    compared = images[simple_models._compared(images)]
+    compared = images[augmentation_check._compared(images)]
     assert 4 < len(compared) <= 1000
     assert compared.size <= 16_000_000
 
@@ -122,7 +122,7 @@ def test_the_pictures_that_are_compared_are_bounded(shape):
 @pytest.mark.parametrize("side", [1024, 5000])
 def test_a_few_pictures_of_many_pixels_judge_nothing(side):
     images = np.broadcast_to(np.uint8(0), (20, 3, side, side))
-    assert not simple_models.hide_classes(images, np.zeros(20, np.int64), "turn", 0.0)
+    assert not augmentation_check.hide_classes(images, np.zeros(20, np.int64), "turn", 0.0)
 
 
 @pytest.mark.parametrize("labels", [[0] * 16, [*range(10), *range(6)], [0] * 15 + [1]])

@@ -16,7 +16,7 @@ from PIL import Image
 
 from models.checkpoints.checkpoint import load
 from models.data import load_digits
-from models.evaluation.evaluation import measure_accuracy, on_device
+from models.evaluation.accuracy_and_calibration import measure_accuracy, on_device
 from models.evaluation.report import MISTAKEN, Mistake, Result, measure
 from models.evaluation.report_page import MOST_CLASSES, page
 from models.train import train

@@ -15,8 +15,8 @@ from benchmarks.drills import control_calls
 from clients.probing.server_probe import probe_server
 from export.repository import repository as command
 from serving import control_key
-from serving.control import Control, Refused
 from serving.local_server import Server, running_server
+from serving.model_control_client import Control, Refused
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 MODEL = "linear"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving import control_key, restricted_api
-from serving.arguments import Arguments
 from serving.control_key import HEADER, KeyFailed
+from serving.triton_arguments import Arguments
 
 CLOSED = "model-repository,shared-memory,logging,trace"
 

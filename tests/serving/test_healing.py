@@ -7,13 +7,13 @@ import pytest
 from published_models import published
 
 from serving import supervisor
-from serving.arguments import Arguments
 from serving.events import Events
 from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
+from serving.intact_versions import Plan
 from serving.prober import Failure, Verdict
-from serving.served_versions import Versions
 from serving.supervisor import RESTARTS, GivesUp, Supervisor
-from serving.version_plan import Plan
+from serving.triton_arguments import Arguments
+from serving.version_selection import Versions
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from waiting import wait_until
 from serving import local_server
 from serving.local_server import Server, ServerFailed, running_server
 from serving.ports import answers, free_ports
-from serving.processes import ServerProcesses, remove_stale_environments
+from serving.stub_processes import ServerProcesses, remove_stale_environments
 
 pytestmark = pytest.mark.live
 # Both start faster: without a second start of each stub, without models.

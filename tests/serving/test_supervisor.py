@@ -20,14 +20,14 @@ from published_models import DAMAGES, published, truncate
 from server_state import right, served
 from waiting import HEAL_S, wait_until
 
-from benchmarks.drills.drill_bench import lives, prober, triton
+from benchmarks.drills.drill_setup import lives, prober, triton
 from clients.probing.server_probe import probe_server
 from serving import control_key
 from serving.child import Child
-from serving.control import Control
 from serving.local_server import Server, running_server
+from serving.model_control_client import Control
 from serving.ports import answers, free_ports
-from serving.processes import ServerProcesses, Stub
+from serving.stub_processes import ServerProcesses, Stub
 
 pytestmark = pytest.mark.live
 STOP_S = 6.0
@@ -271,7 +271,7 @@ def test_the_server_ends_with_a_killed_supervisor(over_damaged: Server) -> None:
 
 
 def test_a_signal_ends_it_within_6_s_with_exit_code_0_and_no_orphan(tmp_path: Path) -> None:
-    """With an idle connection Triton itself waits for 30 s and exits with code 1. test_loop.py has SIGINT."""
+    """With an idle connection Triton itself waits for 30 s and exits with code 1. test_signal_loop.py has SIGINT."""
     published(tmp_path, versions=1)
     http_port, grpc_port = free_ports(2)
     url, log = f"127.0.0.1:{http_port}", tmp_path.with_suffix(".log")

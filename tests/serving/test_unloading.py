@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
 from serving.local_server import Server, running_server
-from serving.processes import ServerProcesses
+from serving.stub_processes import ServerProcesses
 
 pytestmark = pytest.mark.live
 TIMEOUT_S = 60.0

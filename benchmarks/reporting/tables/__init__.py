@@ -5,19 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from benchmarks.measure.run import Run
-from benchmarks.reporting.tables import accuracies, foreign, networks, saturation, servers, steadiness, timed_calls
+from benchmarks.measure.result_file import Run
+from benchmarks.reporting.tables import (
+    accuracies,
+    foreign,
+    latencies,
+    network_comparison,
+    saturation,
+    servers,
+    steadiness,
+)
 from benchmarks.reporting.tables.table import Table
 
 # Name in a page's marker -> function that makes the table.
 TABLES: Mapping[str, Callable[..., Table | str]] = {
     function.__name__: function
     for function in (
-        *(networks.rewrites, networks.pairs, networks.limit, networks.worth, networks.frontier, networks.choice),
-        *(networks.billion, networks.norms, foreign.foreign, foreign.decoders),
+        *(
+            network_comparison.rewrites,
+            network_comparison.pairs,
+            network_comparison.limit,
+            network_comparison.worth,
+            network_comparison.frontier,
+            network_comparison.choice,
+        ),
+        *(network_comparison.billion, network_comparison.norms, foreign.foreign, foreign.decoders),
         *(foreign.packed, foreign.texts),
-        *(timed_calls.latency, timed_calls.by_model, timed_calls.rewritten, timed_calls.left_out),
-        *(timed_calls.sweep, timed_calls.operators, timed_calls.engines),
+        *(latencies.latency, latencies.by_model, latencies.rewritten, latencies.left_out),
+        *(latencies.sweep, latencies.operators, latencies.engines),
         *(accuracies.accuracy, accuracies.conditions, accuracies.brought),
         *(servers.added, servers.streamed, servers.throughput),
         *(saturation.saturated, servers.machines, servers.beside, servers.drills, servers.shares, servers.counts),
@@ -27,7 +42,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
     "foreign_speeds": partial(foreign.foreign, intervals=False),
     "decoder_speeds": partial(foreign.decoders, intervals=False),
     "packed_speeds": partial(foreign.packed, intervals=False),
-    "gpu_speeds": partial(timed_calls.by_model, runtimes=timed_calls.GPU_SPEEDS),
+    "gpu_speeds": partial(latencies.by_model, runtimes=latencies.GPU_SPEEDS),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.measure.run import Run
+from benchmarks.measure.result_file import Run
 from benchmarks.reporting.tables.table import Table, percent
 
 

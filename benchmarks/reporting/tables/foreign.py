@@ -6,8 +6,8 @@ from statistics import median
 
 from benchmarks.measure.decoder_networks import AS_EXPORTED, PRUNED
 from benchmarks.measure.foreign_candidates import OPENVINO_OURS, OPTIMISER, OURS
-from benchmarks.measure.padded_texts import PADDED
-from benchmarks.measure.run import Run
+from benchmarks.measure.padding_strategies import PADDED
+from benchmarks.measure.result_file import Run
 from benchmarks.reporting.tables.table import (
     Table,
     find_row,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from benchmarks.measure.run import Run
+from benchmarks.measure.result_file import Run
 from benchmarks.measure.steadiness import SINGLE_IMAGES, spread, watched
 from benchmarks.reporting.tables.table import Table
 

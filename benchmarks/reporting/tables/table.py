@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.measure.run import Row, Run
-from benchmarks.measure.timing import Durations, ratio_with_interval
+from benchmarks.measure.interleaved_timing import Durations, ratio_with_interval
+from benchmarks.measure.result_file import Row, Run
 from export.intervals import Ratio
 
 Cells = Mapping[str, str]

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.analyses.batch_invariant import batch_invariant
-from export.compiler.analyses.layer_changes import matrix
+from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import permutation
 from export.compiler.graph.constants import UNROUNDED, Array
 from export.compiler.graph.def_use import only_reader, other_readers, readers
-from export.compiler.graph.shapes import Dim, Shapes, same_shape
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 
 Output = tuple[ir.Node, Array]  # the MatMul of an output projection, and its weight (heads * E, columns)

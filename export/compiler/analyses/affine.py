@@ -18,7 +18,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_float, permutation
 from export.compiler.graph.constants import Array, constant, is_constant
 from export.compiler.graph.def_use import made_by, made_of
-from export.compiler.graph.shapes import Shapes, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same_shape
 
 DEFAULT_EPSILON = float(np.float32(1e-5))  # attributes of ONNX are float32
 SCALING = frozenset({"BatchNormalization", "Mul", "Div"})

@@ -17,7 +17,7 @@ from export.compiler.graph.attributes import attribute_float, attribute_int, giv
 from export.compiler.graph.constants import Constants, is_constant, number
 from export.compiler.graph.def_use import is_read, made_by, readers
 from export.compiler.graph.node_builder import BOOL, nodes_before
-from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
 
 BETWEEN, MOST_BETWEEN = ("Add", "Sub", "Mul", "Div", "Where"), 16  # operators between scores and Softmax; how many
 FLOOR = -1e30  # a softmax treats lower scores as minus infinity

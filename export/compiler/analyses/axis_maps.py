@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.graph.shapes import Shapes, agree
+from export.compiler.graph.symbolic_shapes import Shapes, agree
 from export.compiler.operators.boxes import WHOLE, box
 from export.compiler.operators.demand_rules import canonical
 from export.compiler.operators.table import demand_of

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import Array, constant
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.data_movement import indices_of
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node

@@ -16,12 +16,12 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.empty_axes import may_sum_to_zero
-from export.compiler.analyses.layer_changes import is_transposed, linear_weight, narrowed, old_bias
+from export.compiler.analyses.linear_layer_changes import is_transposed, linear_weight, narrowed, old_bias
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, given, mixes_last_axis, optional, reads_shape_alone
 from export.compiler.graph.constants import Array, constant, doubles
 from export.compiler.graph.def_use import only_reader, readers
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import VIEWS, view_of
 
 LARGEST_SHIFT = 100.0  # float32 still keeps the 1e-5 of features of 1 to 10

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
-from export.compiler.graph.shapes import Dim, Shapes
+from export.compiler.graph.symbolic_shapes import Dim, Shapes
 from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
 from export.compiler.operators.demand_rules import canonical
 from export.compiler.operators.table import demand_of

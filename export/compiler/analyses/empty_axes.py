@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.analyses.chosen_rows import choices
+from export.compiler.analyses.runtime_gathered_rows import choices
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.constants import integers
-from export.compiler.graph.shapes import Dim, Shapes, least, same
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, least, same
 
 
 def may_be_empty(shapes: Shapes, size: Dim) -> bool:

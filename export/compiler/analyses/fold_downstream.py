@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import DEFAULT_EPSILON, axis_of
-from export.compiler.analyses.layer_changes import (
+from export.compiler.analyses.linear_layer_changes import (
     Change,
     by_feature,
     expect_channels,
@@ -40,7 +40,7 @@ from export.compiler.graph.attributes import (
 )
 from export.compiler.graph.constants import Array, doubles, is_constant
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
 POOLS = ("AveragePool", "GlobalAveragePool")

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import axis_of, constant_term
-from export.compiler.analyses.layer_changes import (
+from export.compiler.analyses.linear_layer_changes import (
     Change,
     by_feature,
     by_output,
@@ -31,7 +31,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, optional
 from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.def_use import other_readers, readers
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import SELECTING, view_of
 from export.compiler.operators.view import Places
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from export.compiler.analyses.demand import sizes_read
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array, is_constant
-from export.compiler.graph.shapes import Dim, Shapes, agree, bound_sizes, more, same, times
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, agree, bound_sizes, more, same, times
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 
 SUNK = 1000.0  # a score is sunk if it lies this far below a visible score: exp(-1000) is 0 in float64

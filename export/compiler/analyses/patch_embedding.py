@@ -13,11 +13,11 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.batch_invariant import concat_as_padding
-from export.compiler.analyses.layer_changes import matrix
+from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import Array
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 
 
 @dataclass(frozen=True)

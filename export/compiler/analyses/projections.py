@@ -13,12 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import arithmetic
-from export.compiler.analyses.layer_changes import matrix
+from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import Array
 from export.compiler.graph.def_use import made_by
-from export.compiler.graph.shapes import Dim, Shapes, same, times
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, times
 from export.compiler.operators.table import RESHAPES, view_of
 from export.compiler.operators.view import View
 

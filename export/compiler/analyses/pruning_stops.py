@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-from export.compiler.analyses.chosen_rows import choices, is_smaller
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
+from export.compiler.analyses.runtime_gathered_rows import choices, is_smaller
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import optional
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes
+from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.table import Trait, demand_of, operator_of
@@ -65,8 +65,8 @@ def _widened(shapes: Shapes, demands: Demands, asked: Demands) -> Iterator[Site]
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Nodes that alone need all rows because they pick at run time: in a form that chosen_rows.py does not recognise,
-    or as many as there are.
+    """Nodes that alone need all rows because they pick at run time: as many as there are, or in a form that
+    runtime_gathered_rows.py does not recognise.
     """
     sites = []
     recognised = {choice.node: choice for choice in choices(shapes)}

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from export.compiler.analyses.axis_maps import input_axes
-from export.compiler.analyses.chosen_rows import Choice, choices
 from export.compiler.analyses.masked_entries import MaskedEntries, Roles, producers
 from export.compiler.analyses.masked_propagation import facts_of
+from export.compiler.analyses.runtime_gathered_rows import Choice, choices
 from export.compiler.analyses.token_mixing import OF_ANOTHER, Axes, Join, PickedTokens, join_of
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.constants import FLOATS, Array, is_constant
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.shapes import WHOLE_NUMBERS, Shapes, same
+from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Shapes, same
 from export.compiler.operators.table import REPEATING, RESIZING
 
 

@@ -16,7 +16,7 @@ from export.compiler.analyses.masked_propagation import is_never_negative
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import attribute_int, axes_of, given, mixed_axes, optional
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.shapes import Shapes, same, slices
+from export.compiler.graph.symbolic_shapes import Shapes, same, slices
 from export.compiler.operators.demand_rules import einsum_terms
 from export.compiler.operators.table import REDUCING, VIEWS, Trait, operator_of, view_of
 from export.compiler.operators.view import long_axes

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.node_builder import Nodes
-from export.compiler.graph.shapes import Dim, Shapes, same, times
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, times
 
 
 class Sizes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.mac_formulas import no_formula
 from export.compiler.operators.table import operator_of
 

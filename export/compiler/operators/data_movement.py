@@ -9,7 +9,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, attribute_ints, given, optional, permutation
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.runtime_sizes import shape_plan
-from export.compiler.graph.shapes import FAR, Dim, Shapes, groups, same, slices
+from export.compiler.graph.symbolic_shapes import FAR, Dim, Shapes, groups, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, partly, row_by_row
 from export.compiler.operators.view import Build, Pick, Places, Run, built

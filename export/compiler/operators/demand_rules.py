@@ -25,7 +25,7 @@ from export.compiler.graph.attributes import (
     optional,
 )
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.shapes import Shapes, agree, same
+from export.compiler.graph.symbolic_shapes import Shapes, agree, same
 from export.compiler.operators.boxes import WHOLE, Box, box
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, attribute_string
-from export.compiler.graph.shapes import Dim, Shapes
+from export.compiler.graph.symbolic_shapes import Dim, Shapes
 
 Macs = Callable[[Shapes, ir.Node], int]
 

@@ -21,7 +21,7 @@ from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symb
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import constant, integers
-from export.compiler.graph.shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
+from export.compiler.graph.symbolic_shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
 from export.compiler.operators.table import BROADCASTING
 
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]

@@ -15,10 +15,10 @@ import onnx_ir as ir
 
 from export.compiler.errors import Refused
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.shapes import Shapes
-from export.compiler.operators import contrib_rules, data_movement, demand_rules, mac_formulas, view
+from export.compiler.graph.symbolic_shapes import Shapes
+from export.compiler.operators import contrib_demand_rules, data_movement, demand_rules, mac_formulas, view
 from export.compiler.operators.boxes import WHOLE, Box
-from export.compiler.operators.contrib_rules import DOMAIN
+from export.compiler.operators.contrib_demand_rules import DOMAIN
 from export.compiler.operators.demand_rules import Demand, Rule, broadcasting, elementwise, everything
 from export.compiler.operators.mac_formulas import Macs, no_formula
 from export.compiler.operators.view import View
@@ -121,34 +121,37 @@ STANDARD = _rows(
     ("GRU LSTM RNN", Operator(None, macs=mac_formulas.recurrent)),
     ("DFT DeformConv STFT", Operator(None, macs=no_formula)),
     # A quantised 0 is stored as the zero point.
-    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled, ZERO)),
-    ("MatMulInteger", Operator(contrib_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(0, 1))),
-    ("QLinearMatMul", Operator(contrib_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(0, 3))),
+    ("DequantizeLinear QuantizeLinear", Operator(contrib_demand_rules.scaled, ZERO)),
+    ("MatMulInteger", Operator(contrib_demand_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(0, 1))),
+    ("QLinearMatMul", Operator(contrib_demand_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(0, 3))),
     ("QLinearConv", Operator(None, macs=mac_formulas.filters(3))),
     ("Bernoulli Multinomial", Operator(None, RANDOM)),
     ("RandomNormal RandomNormalLike RandomUniform RandomUniformLike", Operator(None, RANDOM)),
 )
 CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are refused
-    ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_rules.biased)),
+    ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_demand_rules.biased)),
     ("LayerNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm)),
-    ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_rules.skip_norm)),
-    ("FusedMatMul", Operator(contrib_rules.fused_matmul, macs=mac_formulas.gemm)),
+    ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_demand_rules.skip_norm)),
+    ("FusedMatMul", Operator(contrib_demand_rules.fused_matmul, macs=mac_formulas.gemm)),
     ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # a Gemm with an activation
     ("FusedConv", Operator(None, macs=mac_formulas.filters(1))),
-    ("MatMulNBits", Operator(contrib_rules.rows, macs=mac_formulas.blocks)),
-    ("MatMulIntegerToFloat", Operator(contrib_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1))),
+    ("MatMulNBits", Operator(contrib_demand_rules.rows, macs=mac_formulas.blocks)),
+    (
+        "MatMulIntegerToFloat",
+        Operator(contrib_demand_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1)),
+    ),
     ("DynamicQuantizeMatMul", Operator(None, macs=mac_formulas.matrices(0, 1))),  # a scale from all rows
-    ("MultiHeadAttention", Operator(contrib_rules.multi_head, macs=mac_formulas.multi_head)),
+    ("MultiHeadAttention", Operator(contrib_demand_rules.multi_head, macs=mac_formulas.multi_head)),
     (
         "GroupQueryAttention",
         Operator(None, macs=mac_formulas.grouped),
     ),  # counts its queries' positions
-    ("RotaryEmbedding", Operator(contrib_rules.rotary, Trait.BOUND)),
-    ("GatherBlockQuantized", Operator(contrib_rules.gather_blocks)),
-    ("DequantizeLinear QuantizeLinear", Operator(contrib_rules.scaled)),
+    ("RotaryEmbedding", Operator(contrib_demand_rules.rotary, Trait.BOUND)),
+    ("GatherBlockQuantized", Operator(contrib_demand_rules.gather_blocks)),
+    ("DequantizeLinear QuantizeLinear", Operator(contrib_demand_rules.scaled)),
     ("QLinearAdd QLinearMul QLinearWhere", Operator(broadcasting)),
-    ("QLinearSoftmax", Operator(contrib_rules.quantised_softmax)),
-    ("QLinearConcat", Operator(contrib_rules.quantised_concat)),
+    ("QLinearSoftmax", Operator(contrib_demand_rules.quantised_softmax)),
+    ("QLinearConcat", Operator(contrib_demand_rules.quantised_concat)),
     ("QLinearLeakyRelu QLinearSigmoid", Operator(elementwise)),
     ("Attention", Operator(None, macs=mac_formulas.projecting)),
     ("CausalConvWithState DynamicQuantizeLSTM LongformerAttention", Operator(None, macs=no_formula)),

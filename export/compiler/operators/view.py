@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import Refused
 from export.compiler.graph.constants import Array
-from export.compiler.graph.shapes import Dim, Shapes, agree, same
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, agree, same
 from export.compiler.operators.boxes import Box
 
 Places = tuple[int, ...]

@@ -24,14 +24,14 @@ import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.batch_invariant import batch_invariant
-from export.compiler.analyses.layer_changes import matrix
+from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.analyses.patch_embedding import PatchEmbedding, patch_embedding
 from export.compiler.errors import Refused, Site, operator
 from export.compiler.graph.attributes import given, mixes_last_axis, opset, permutation
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_by, only_reader, readers
 from export.compiler.graph.node_builder import Nodes
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 

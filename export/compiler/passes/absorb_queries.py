@@ -29,7 +29,7 @@ from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import given, mixes_last_axis
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.materialise_parts import Materialiser

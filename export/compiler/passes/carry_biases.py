@@ -23,11 +23,11 @@ import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term, is_normalised
 from export.compiler.analyses.bias_shifts import Shifts
-from export.compiler.analyses.layer_changes import matrix
+from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, is_constant
 from export.compiler.graph.def_use import made_by, made_of, readers, remove_unused
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.outcome import Outcome
 

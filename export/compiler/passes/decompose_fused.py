@@ -25,8 +25,8 @@ from export.compiler.graph.attributes import attribute_float, attribute_int, att
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.def_use import is_read, remove_unused
 from export.compiler.graph.node_builder import INT64, Nodes, nodes_before
-from export.compiler.graph.shapes import Shapes, same
-from export.compiler.operators.contrib_rules import DOMAIN
+from export.compiler.graph.symbolic_shapes import Shapes, same
+from export.compiler.operators.contrib_demand_rules import DOMAIN
 from export.compiler.operators.shape_inference import infer
 
 FILTER = -10000.0  # what ONNX Runtime adds where the mask is 0

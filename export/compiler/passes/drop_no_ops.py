@@ -14,7 +14,7 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import optional, permutation
 from export.compiler.graph.constants import integers, number
 from export.compiler.graph.def_use import made_by
-from export.compiler.graph.shapes import Shapes, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same_shape
 
 
 def drop_no_ops(graph: ir.Graph) -> None:

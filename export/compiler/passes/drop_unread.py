@@ -11,7 +11,7 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, demand_shape
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.def_use import remove_unused
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.shape_inference import infer_new
 from export.compiler.passes.materialise_parts import Materialiser

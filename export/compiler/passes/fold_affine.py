@@ -25,12 +25,12 @@ import onnx_ir as ir
 from export.compiler.analyses.affine import Affine, Affines
 from export.compiler.analyses.fold_downstream import fold_downstream
 from export.compiler.analyses.fold_upstream import fold_upstream
-from export.compiler.analyses.layer_changes import Change, outputs_of
+from export.compiler.analyses.linear_layer_changes import Change, outputs_of
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.constants import UNROUNDED, Constants, is_constant
 from export.compiler.graph.def_use import other_readers, readers, remove_unused
 from export.compiler.graph.node_builder import Nodes, nodes_before
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.prepare import LARGEST_FOLDED, SMALL
 

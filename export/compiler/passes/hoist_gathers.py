@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from export.compiler.analyses.axis_maps import input_axes
-from export.compiler.analyses.chosen_rows import Choice, choices, is_smaller
 from export.compiler.analyses.demand import demand_shape
+from export.compiler.analyses.runtime_gathered_rows import Choice, choices, is_smaller
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants
 from export.compiler.graph.node_builder import INT64, Nodes
 from export.compiler.graph.runtime_sizes import Sizes, shape_plan
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.table import BROADCASTING, RESIZING

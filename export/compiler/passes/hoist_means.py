@@ -23,7 +23,7 @@ from export.compiler.graph.constants import UNROUNDED, Constants
 from export.compiler.graph.def_use import only_reader, other_readers
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.runtime_sizes import Sizes, shape_plan
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.drop_unread import refresh
 

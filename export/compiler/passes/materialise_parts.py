@@ -23,7 +23,7 @@ from export.compiler.graph.attributes import attribute_int, axes_of
 from export.compiler.graph.constants import FLOATS, Array, Constants, is_constant, stored
 from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
-from export.compiler.graph.shapes import FAR, Dim, Shapes, slices
+from export.compiler.graph.symbolic_shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
 from export.compiler.operators.data_movement import ALWAYS, indices_of
 from export.compiler.operators.table import RESIZING, demand_of

@@ -30,7 +30,7 @@ from export.compiler.graph.constants import Array, Constants, is_constant, of_ty
 from export.compiler.graph.def_use import is_read, remove_unused
 from export.compiler.graph.node_builder import BOOL, INT64, Nodes
 from export.compiler.graph.runtime_sizes import Sizes
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.packed_indices import Part, index_part, index_texts, sorted_positions

@@ -28,7 +28,7 @@ from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
-from export.compiler.graph.shapes import Dim, same
+from export.compiler.graph.symbolic_shapes import Dim, same
 from export.compiler.operators.table import BROADCASTING, REPEATING, RESIZING, Trait, operator_of
 from export.compiler.passes.packed_indices import Part, Texts
 

@@ -27,7 +27,7 @@ from export.compiler.graph.constants import Constants, constant, integers, is_co
 from export.compiler.graph.def_use import is_read, made_by, made_of, remove_unused
 from export.compiler.graph.inline_functions import inline_functions
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.shapes import Shapes, same, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same, same_shape
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of

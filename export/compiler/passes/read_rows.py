@@ -23,7 +23,7 @@ from export.compiler.analyses.demand import WHOLE_VALUE, Demands, analyse, merge
 from export.compiler.analyses.pruning_stops import in_words, stops
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.boxes import WHOLE
 from export.compiler.operators.costs import is_multiplying, node_macs
 from export.compiler.passes.decompose_fused import decompose_fused

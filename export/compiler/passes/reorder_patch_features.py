@@ -19,12 +19,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.layer_changes import shape_of
+from export.compiler.analyses.linear_layer_changes import shape_of
 from export.compiler.graph.attributes import attribute_int, given, optional, permutation
 from export.compiler.graph.constants import FLOATS, Array, Constants, doubles, is_constant
 from export.compiler.graph.def_use import made_by, only_reader, readers
 from export.compiler.graph.node_builder import nodes_before
-from export.compiler.graph.shapes import Dim, Shapes, product, same
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, product, same
 from export.compiler.operators.table import NORMALISING
 
 LARGEST = 1 << 24  # elements of a weight whose rows are permuted

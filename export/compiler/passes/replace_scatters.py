@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.analyses.chosen_rows import counts, source_along
+from export.compiler.analyses.runtime_gathered_rows import counts, source_along
 from export.compiler.graph.attributes import attribute_int, attribute_string, given, permutation
 from export.compiler.graph.constants import Array, Constants, constant, integers
 from export.compiler.graph.def_use import made_by, made_of
 from export.compiler.graph.node_builder import Nodes, nodes_before
-from export.compiler.graph.shapes import Shapes, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same_shape
 from export.compiler.operators.table import RESHAPES
 
 

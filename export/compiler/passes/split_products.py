@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, knows_sizes
-from export.compiler.analyses.layer_changes import linear_weight
+from export.compiler.analyses.linear_layer_changes import linear_weight
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import is_constant
 from export.compiler.graph.def_use import only_reader, readers
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending
 from export.compiler.operators.table import SELECTING, VIEWS, demand_of
 from export.compiler.passes.materialise_parts import Materialiser

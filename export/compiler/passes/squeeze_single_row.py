@@ -17,7 +17,7 @@ from export.compiler.graph.attributes import attribute_int, given
 from export.compiler.graph.constants import Constants, is_constant
 from export.compiler.graph.def_use import other_readers
 from export.compiler.graph.node_builder import nodes_before
-from export.compiler.graph.shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.table import ELEMENTWISE
 
 ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}

@@ -27,7 +27,7 @@ from export.compiler.graph.attributes import attribute_int, attribute_string, gi
 from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
 from export.compiler.graph.def_use import made_by, made_of, only_reader
 from export.compiler.graph.node_builder import nodes_before
-from export.compiler.graph.shapes import Dim, Shapes, same, same_shape
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome

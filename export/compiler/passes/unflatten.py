@@ -27,7 +27,7 @@ from export.compiler.graph.attributes import (
 from export.compiler.graph.constants import Constants, integers, is_constant, number
 from export.compiler.graph.def_use import is_read, made_of
 from export.compiler.graph.node_builder import Nodes, nodes_before
-from export.compiler.graph.shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
+from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Dim, Shapes, product, same, same_shape
 from export.compiler.operators.table import BROADCASTING, ELEMENTWISE, REDUCING
 
 PER_ELEMENT = (ELEMENTWISE | BROADCASTING) - {"PRelu"}  # its slope must not have more axes than the value

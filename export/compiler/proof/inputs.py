@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.attributes import attribute_int
 from export.compiler.graph.input_defaults import default
-from export.compiler.graph.shapes import is_symbol
+from export.compiler.graph.symbolic_shapes import is_symbol
 from export.compiler.operators.table import Trait, operator_of
 from export.compiler.proof.memory import free_memory
 from export.compiler.proof.tolerances import size_of

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 
 SHARE = 0.5  # of the free memory
 DOUBLE = 8  # bytes

@@ -16,8 +16,8 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotDrawn, NotSupported
 from export.compiler.graph.constants import Array
-from export.compiler.graph.output_slices import Read
-from export.compiler.graph.shapes import bound_sizes
+from export.compiler.graph.output_selection import Read
+from export.compiler.graph.symbolic_shapes import bound_sizes
 from export.compiler.proof.inputs import (
     Feeds,
     Sizes,
@@ -30,7 +30,7 @@ from export.compiler.proof.inputs import (
 )
 from export.compiler.proof.masks import FULL, KINDS, MANY, SEEN, draw_masks
 from export.compiler.proof.memory import check_memory
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.runner import AS_WRITTEN, Arrays, answers_apart, double_answers
 from export.compiler.proof.tolerances import FILL, is_finite
 

@@ -18,7 +18,7 @@ from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.proof.inputs import draw, free_dimensions
 from export.compiler.proof.masks import mask_input
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 
 TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 

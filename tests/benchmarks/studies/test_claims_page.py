@@ -10,7 +10,7 @@ from benchmarks.studies.claims_page import drawn_from, filled, rows_of, write
 from benchmarks.studies.claims_tables import PICTURES, TABLES
 from benchmarks.studies.results import Results
 from benchmarks.studies.study import study
-from benchmarks.studies.study_files import StudyError
+from benchmarks.studies.study_writer import StudyError
 
 ROOT = Path(__file__).parents[3]
 PAGE, RESULTS = ROOT / "docs/claims.md", ROOT / "benchmarks/results/studies"

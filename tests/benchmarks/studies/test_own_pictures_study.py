@@ -7,7 +7,8 @@ import pytest
 from commands import ok
 
 from benchmarks.studies import own_pictures as module
-from benchmarks.studies.drawn_datasets import (
+from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
+from benchmarks.studies.synthetic_datasets import (
     DRAWN,
     NOISE,
     SHAPES,
@@ -17,7 +18,6 @@ from benchmarks.studies.drawn_datasets import (
     smooth_pattern,
     weak_pattern,
 )
-from benchmarks.studies.own_pictures import OTHERS, OURS, _table, own_pictures
 
 
 def row(dataset="shapes", pictures=12, seed=0, ours=80.0, others=(70.0, 75.0)):
@@ -83,9 +83,9 @@ def test_what_was_measured_is_kept(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_folder_is_measured_by_all_three(monkeypatch, tmp_path):
-    from models.training import defaults
+    from models.training import folder_defaults
 
-    monkeypatch.setattr(defaults, "CNN_SEEN", (100, 100))
+    monkeypatch.setattr(folder_defaults, "CNN_SEEN", (100, 100))
     keep = tmp_path / "rows.jsonl"
     ok(own_pictures, "--dataset", "digits", "--pictures", 40, "--seeds", 1, "--keep", keep)
     (found,) = map(json.loads, keep.read_text().splitlines())

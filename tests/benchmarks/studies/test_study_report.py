@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from study_runs import rows_of
 
-from benchmarks.studies import study_files, study_report
+from benchmarks.studies import study_report, study_writer
 from benchmarks.studies.grids import STUDIES
 from benchmarks.studies.study_runs import images_and_scope, result_of, runs
 from models.data import load_digits
@@ -122,7 +122,7 @@ def test_the_page_comes_from_the_json(tmp_path, result):
     text = (tmp_path / "learning-rates.md").read_text()
     assert "**Not the whole study, 3 of 30 epochs" in text
     assert "Reference: depth 6, model vit.**" in text
-    assert study_files.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
+    assert study_writer.footnote(result).startswith("NOT THE WHOLE STUDY: 3 of 30 epochs")
 
 
 def test_pictures_show_every_line(result):
@@ -148,15 +148,15 @@ def test_depths_are_drawn_along_the_depth():
 def test_times_of_cached_runs_say_what_they_include():
     (run, *_), _ = planned("six-blocks")
     other = replace(run, options=replace(run.options, teacher_cache="folder"))
-    assert result_with("six-blocks", [trained(run)])["timing"].startswith(study_files.TIMING)
-    assert result_with("six-blocks", [trained(other)])["timing"].startswith(study_files.WITH_TEACHER_CACHE)
+    assert result_with("six-blocks", [trained(run)])["timing"].startswith(study_writer.TIMING)
+    assert result_with("six-blocks", [trained(other)])["timing"].startswith(study_writer.WITH_TEACHER_CACHE)
 
 
 def test_a_failed_write_leaves_no_part(tmp_path, result, monkeypatch):
     def broken(figure):
         raise OSError("no space left")
 
-    monkeypatch.setattr(study_files, "png", broken)
+    monkeypatch.setattr(study_writer, "png", broken)
     with pytest.raises(OSError, match="no space left"):
         study_report.write(tmp_path, result)
     assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.studies.study_files import StudyError
 from benchmarks.studies.study_runs import Run, train_in_turns
+from benchmarks.studies.study_writer import StudyError
 from models.checkpoints.checkpoint import load
 from models.data import load_digits
 from models.networks.config import ModelConfig

@@ -160,7 +160,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, module, package):
 
 
 def test_the_frontier_is_trained_measured_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.measure.timing.MOST_ROUNDS", 1)
+    monkeypatch.setattr("benchmarks.measure.interleaved_timing.MOST_ROUNDS", 1)
     small = {"patch": 7, "depth": 1, "dim": 32, "heads": 2, "last_heads": 4, "mlp_dim": 64}
     monkeypatch.setattr("benchmarks.studies.tune.propose", lambda search, trials: small)
     arguments = ["--objective", "frontier", "--trials", "1", "--epochs", "1", "--train-images", "120"]

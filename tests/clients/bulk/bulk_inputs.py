@@ -15,7 +15,7 @@ from onnx_text import parsed
 from PIL import Image
 
 from clients.bulk.app import _prepare_job
-from clients.bulk.job import parts_to_do
+from clients.bulk.job_manifest import parts_to_do
 from clients.bulk.scoring import classify_part
 
 SEEN = np.random.default_rng(7).normal(size=(784, 10)).astype(np.float32) / 255

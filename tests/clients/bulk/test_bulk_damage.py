@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
 from clients.bulk.app import _prepare_job
-from clients.bulk.job import JobMismatch, parts_to_do
+from clients.bulk.job_manifest import JobMismatch, parts_to_do
 from clients.bulk.scoring import classify_part
 
 

@@ -13,7 +13,7 @@ from idx_files import idx_bytes
 
 from clients.bulk.app import _prepare_job, bulk
 from clients.bulk.by_processes import ATTEMPTS
-from clients.bulk.job import parts_to_do
+from clients.bulk.job_manifest import parts_to_do
 from clients.bulk.scoring import classify_part
 
 PARTS, ROWS = 300, 100  # many: the driver must not end before it is killed

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
 from clients.bulk.app import _prepare_job
-from clients.bulk.job import JobMismatch, Output, parts_to_do
+from clients.bulk.job_manifest import JobMismatch, Output, parts_to_do
 from clients.bulk.progress import Progress
 from clients.bulk.scoring import Outcome, classify_part
 from clients.errors import ClientError, InvalidImage

@@ -19,8 +19,8 @@ from web_parts import Triton
 
 from clients.errors import InvalidImage
 from clients.images.decode import read_image
-from clients.images.photo_checks import Looks
 from clients.images.prepare import Preparation
+from clients.images.training_photo_match import Looks
 from clients.web import decoder_process
 from clients.web.decoder_process import Decoder
 from clients.web.guards import RateLimit

@@ -14,9 +14,9 @@ from random_networks import saved
 from web_parts import Triton, draw, publish_shipped, running_page
 
 from export.checkpoint_to_version import export_checkpoint
+from export.publishing.build_config_pbtxt import Serving
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import publish
-from export.publishing.triton_config import Serving
 from models.data import FASHION_MNIST_LABELS
 from models.networks.config import ModelConfig
 

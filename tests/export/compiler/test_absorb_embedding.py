@@ -10,7 +10,7 @@ import pytest
 from foreign_networks import apart, parse
 
 from export.compiler.analyses.patch_embedding import PatchEmbedding
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.passes import absorb_embedding
 from export.compiler.pipeline import Rewritten, optimise
 

@@ -8,7 +8,7 @@ from foreign_networks import parse
 
 from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.graph.constants import Array
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.passes.prepare import prepare
 
 CLS = np.random.default_rng(0).standard_normal((1, 1, 4)).astype(np.float32)

@@ -12,8 +12,8 @@ from decoder_networks import PRESENT, check_answers, export, feeds
 from foreign_networks import manifest_of, parse
 from numpy.typing import NDArray
 
-from export.compiler.graph.output_slices import parse_read
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.output_selection import parse_read
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import cost_sizes, model_work

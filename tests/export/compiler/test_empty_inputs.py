@@ -19,7 +19,7 @@ from export.compiler.pipeline import optimise
 from export.compiler.proof import compare
 from export.compiler.proof.compare import Errors, prove
 from export.compiler.proof.inputs import Feeds
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner, answers_apart
 

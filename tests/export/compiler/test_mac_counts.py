@@ -11,7 +11,7 @@ import pytest
 from foreign_networks import parse, wrote
 from numpy.typing import NDArray
 
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.costs import Work, graph_work
 from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import USUAL_LENGTH, cost_sizes, rewrite

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.evaluate import evaluate_node
 from export.compiler.passes import prepare, replace_scatters
 from export.compiler.pipeline import prepared

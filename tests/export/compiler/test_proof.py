@@ -14,7 +14,7 @@ from export.compiler.passes.prepare import prepare
 from export.compiler.pipeline import rewrite
 from export.compiler.proof.compare import compare
 from export.compiler.proof.inputs import draw, free_dimensions, size_rounds, table_rows
-from export.compiler.proof.original import Original
+from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import SMALL, RoundOptions, rounds
 
 

@@ -10,7 +10,7 @@ from foreign_networks import Encoder, Vision, check_equal, export, model, parse,
 
 from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.errors import BadRequest, NothingToRewrite
-from export.compiler.graph.shapes import FAR, Shapes
+from export.compiler.graph.symbolic_shapes import FAR, Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.pipeline import optimise, prepared, rewrite
 from export.compiler.proof.runner import session

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from operating import ok
 
 from common.sample import Sample
-from export.publishing.dynamic_batching import NotJoined, prove_joined, prove_joining
+from export.publishing.batching_proof import NotJoined, prove_joined, prove_joining
 from export.publishing.foreign_artifact import foreign_artifact
 from export.publishing.publish import read_config
 from export.publishing.sidecar import read_with_sidecars

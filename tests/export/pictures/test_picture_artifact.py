@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from picture_networks import CLASSES, SIDE, answers, network
 
 from export.compiler.errors import NotSupported, ProofFailed
-from export.compiler.graph.shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.pipeline import Prepared, Rewritten
 from export.errors import ExportError, PublishError

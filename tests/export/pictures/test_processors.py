@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from clients.images.prepare import prepare
-from common.framing import Framing
+from common.preprocessing_settings import Framing
 from export.errors import PublishError
 from export.pictures.processor import Processor
 from export.pictures.processor_file import read_processor

@@ -1,0 +1,114 @@
+"""A trial on a part of the pictures chooses how to train."""
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+from commands import ok
+from PIL import Image
+
+from models.checkpoints.checkpoint import load
+from models.data.dataset import Dataset
+from models.train import train
+from models.training import augmentation_check, recipe_trial
+from models.training.recipe import TrainingOptions
+
+
+@pytest.fixture(scope="module")
+def bars(tmp_path_factory):
+    """300 upright and level bars of random colours on random colours."""
+    folder, rng = tmp_path_factory.mktemp("trial") / "bars", np.random.default_rng(0)
+    for label, name in enumerate(("level", "upright")):
+        (folder / name).mkdir(parents=True)
+        for number in range(150):
+            paper, paint = rng.integers(0, 256, (2, 3), np.uint8)
+            pixels = np.tile(paper, (20, 20, 1))
+            pixels[8:12, 2:18] = paint
+            Image.fromarray(pixels.swapaxes(0, 1) if label else pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("best", ["cnn turn-colour", "dnnbn none"])
+def test_the_best_way_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, monkeypatch, best):
+    def right(data, config, options, on_batch):
+        return 60 if f"{config.model} {options.augment}" == best else 50
+
+    monkeypatch.setattr(recipe_trial, "_right", right)
+    monkeypatch.setattr(augmentation_check, "hide_classes", lambda *unused: True)
+    typed = ("--dataset", bars, "--image-size", 20, 20, "--device", "cpu", "--output", tmp_path / "bars.safetensors")
+    told = ok(train, *typed, "--epochs", 4, "--schedule", "constant").output
+    model, augment = best.split()
+    assert f" --augment {augment} " in told
+    assert f" --model {model} " in told
+    assert "of 60 pictures kept apart for a trial were right: " in told
+    again = ok(train, *typed, "--epochs", 5, "--schedule", "constant", "--resume").output
+    assert "kept apart" not in again
+    network = load(tmp_path / "bars.safetensors")
+    assert (network.config.model, network.metrics["options"]["augment"]) == (model, augment)
+
+
+def test_of_few_pictures_each_quarter_judges_alike_each_time(bars, tmp_path):
+    for folder in bars.iterdir():
+        few = tmp_path / "few" / folder.name
+        few.mkdir(parents=True)
+        for number in range(30):
+            shutil.copy(folder / f"{number}.png", few)
+    typed = ("--dataset", tmp_path / "few", "--image-size", 20, 20, "--device", "cpu", "--epochs", 4, "--overwrite")
+    found = []
+    for _ in range(2):
+        told = ok(train, *typed, "--output", tmp_path / "bars.safetensors").output
+        found.append([line for line in told.splitlines() if "Trying on" in line or "kept apart" in line])
+    assert " of 48 pictures kept apart for a trial " in told
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("augment", "usual", "other", "taken"),
+    [
+        ("none", 24, 33, "usual"),
+        ("none", 24, 34, "other"),
+        ("none", 44, 48, "other"),
+        ("none", 45, 48, "usual"),
+        ("turn-colour", 24, 26, "usual"),
+        ("turn-colour", 24, 27, "other"),
+    ],
+)
+def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch, augment, usual, other, taken):
+    data = Dataset("mine", *(np.zeros((48, 1, 28, 28), np.uint8), np.arange(48) % 2) * 2, ("a", "b"))
+    ways = {"usual": (None, TrainingOptions(augment="turn")), "other": (None, TrainingOptions(augment=augment))}
+    monkeypatch.setattr(
+        recipe_trial, "_right", lambda data, config, options, on_batch: usual if options.augment == "turn" else other
+    )
+    assert recipe_trial.best_way(data, ways, print)[0] == taken
+
+
+@pytest.mark.parametrize(("right", "told"), [(30, True), (47, False)])
+def test_a_simpler_tool_is_named_where_it_is_clearly_better(monkeypatch, right, told):
+    """Classes that differ in the strength of their noise."""
+    rng, labels = np.random.default_rng(0), np.arange(48) % 2
+    images = (128 + rng.normal(0, 20 + 30 * labels[:, None, None, None], (48, 1, 20, 20))).clip(0, 255).astype(np.uint8)
+    monkeypatch.setattr(recipe_trial, "_right", lambda *_: right)
+    ways = {name: (None, TrainingOptions(augment="turn")) for name in ("usual", "other")}
+    _, reason = recipe_trial.best_way(Dataset("mine", *(images, labels) * 2, ("a", "b")), ways, print)
+    assert ("; ridge regression is right for 100 %, so a simpler tool" in reason) == told
+
+
+@pytest.mark.slow
+def test_a_weak_pattern_in_noise_is_learnt(tmp_path):
+    """Of single pixels, a third as strong as the noise: turned pictures lose it."""
+    random = np.random.default_rng(0)
+    for name in "abcd":
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        pattern = random.choice([-15, 15], (20, 20))
+        for number in range(20):
+            pixels = (128 + pattern + random.normal(0, 50, (20, 20))).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "mine" / name / f"{number}.png")
+    told = ok(
+        train, "--dataset", tmp_path / "mine", "--device", "cpu", "--epochs", 32, "--output", tmp_path / "x"
+    ).output
+    assert "Why: trained undistorted by a dense network, as of 64 pictures kept apart for a trial were right: " in told
+    share = int(re.search(r"Test part: 16 pictures: (\d+) %", told)[1])
+    assert share >= 85

@@ -53,7 +53,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
     "Serve": {
         "serve": Entry("serving.serve", "Run tritonserver.", "--supervised --model-repository triton_repo"),
         "proxy": Entry(
-            "serving.proxy.proxy_command",
+            "serving.proxy.vitbn_proxy_command",
             "Write Envoy's configuration for several servers.",
             "10.0.0.1 10.0.0.2 --output proxy",
         ),

@@ -15,8 +15,8 @@ from benchmarks.drills import environment_faults, missing_home_and_descriptors, 
 from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.control_calls import foreign_calls
 from benchmarks.drills.drill_setup import Drill, DrillBench, stubs, triton
-from benchmarks.drills.lone_request_latency import lone_requests
 from benchmarks.drills.mixed_texts import mixed_texts
+from benchmarks.drills.queue_limit_latency import lone_requests
 from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.measure.result_file import Record
 from benchmarks.reporting.recorded_decorator import recorded

@@ -85,7 +85,7 @@ def _timed(
 
     from benchmarks.measure.foreign_candidates import BASES, PLAIN, candidates
     from benchmarks.measure.interleaved_timing import ON_A_CPU, ON_A_GPU, ratio_with_interval, time_interleaved
-    from export.compiler.graph.output_selection import parse_read
+    from export.compiler.graph.requested_output_parts import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw, first_dimensions
     from export.compiler.proof.rounds import picked

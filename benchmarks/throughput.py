@@ -23,8 +23,8 @@ from benchmarks.measure.options import (
     repeatable_option,
     user_networks,
 )
-from benchmarks.measure.request_load import LARGEST_BATCH, Workload
 from benchmarks.measure.result_file import Record
+from benchmarks.measure.workload_settings import LARGEST_BATCH, Workload
 from benchmarks.reporting.recorded_decorator import recorded
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from export.compiler.errors import BadRequest, ProofFailed
-from export.compiler.graph.output_selection import resolve
+from export.compiler.graph.requested_output_parts import resolve
 from export.compiler.pipeline import cost_sizes, drawable
 from export.compiler.proof.compare import Errors, Proof, prove
 from export.compiler.proof.original_file import Original

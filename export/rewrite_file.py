@@ -20,7 +20,7 @@ from common.sample import Sample
 from export.compiler.errors import BadRequest, ForeignError, NothingToRewrite, NotSupported, Site, Slower
 from export.compiler.graph.files import check_overwrites, release, save_model
 from export.compiler.graph.input_defaults import LEAST_IR_VERSION, fixed_inputs
-from export.compiler.graph.output_selection import Read, resolve
+from export.compiler.graph.requested_output_parts import Read, resolve
 from export.compiler.operators.contrib_demand_rules import is_integer, node_without_reference
 from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite

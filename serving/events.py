@@ -11,9 +11,9 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from serving.intact_versions import Problem
+from serving.parse_triton_arguments import EXIT_TIMEOUT_S
 from serving.prober import Verdict
 from serving.signal_loop import say
-from serving.triton_arguments import EXIT_TIMEOUT_S
 
 PREFIX = "vitbn_supervisor"
 

@@ -24,7 +24,7 @@ from common.repository import (
     versions,
     wanted_versions,
 )
-from serving.triton_arguments import check_name
+from serving.parse_triton_arguments import check_name
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb

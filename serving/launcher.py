@@ -20,9 +20,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from serving import control_key, restricted_api
+from serving.parse_triton_arguments import (
+    BY_PRIORITY,
+    REPOSITORY,
+    REPOSITORY_OPTIONS,
+    Arguments,
+    LauncherError,
+    without,
+)
 from serving.ports import taken
 from serving.preflight import CHOOSE_CACHE, allow_descriptors, cache_folder, check_repositories
-from serving.triton_arguments import BY_PRIORITY, REPOSITORY, REPOSITORY_OPTIONS, Arguments, LauncherError, without
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from serving.control_key import belongs_to_user, temporary_folder
-from serving.triton_arguments import Arguments, LauncherError, check_name, check_repository
+from serving.parse_triton_arguments import Arguments, LauncherError, check_name, check_repository
 
 CHOOSE_CACHE = "XDG_CACHE_HOME names another folder"
 LEAST_DESCRIPTORS, RAISED_DESCRIPTORS = 128, 4096  # a server needs about 70, and 1 per connection

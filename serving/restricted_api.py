@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from common.addresses import is_loopback
 from serving.control_key import HEADER
-from serving.triton_arguments import GUARD_OPTIONS, Arguments, LauncherError
+from serving.parse_triton_arguments import GUARD_OPTIONS, Arguments, LauncherError
 
 # The APIs that change a server. The others: health, metadata, configuration, inference, statistics.
 CONTROL_APIS = ("model-repository", "shared-memory", "logging", "trace")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from serving.launcher import launch
-from serving.proxy.proxy_command import FILE
+from serving.proxy.vitbn_proxy_command import FILE
 from serving.restricted_api import OPEN
 
 MODES = {  # option -> the modes in which the option has an effect

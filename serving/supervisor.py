@@ -19,11 +19,11 @@ from serving.events import Events
 from serving.healing import Judge, ServerLost, Sick
 from serving.intact_versions import Plan
 from serving.model_control_client import Control, ControlFailed, NotReady, Unreachable
+from serving.parse_triton_arguments import Arguments
 from serving.ports import taken
 from serving.prober import Failure, Prober, Verdict
 from serving.signal_loop import Loop, NotInTime, Result, Stopping
 from serving.stub_processes import Stub
-from serving.triton_arguments import Arguments
 from serving.triton_server import StartRefused, TritonServer
 from serving.version_selection import Versions
 from serving.watch_loading_stubs import LoadWatch, lost_process

@@ -13,9 +13,9 @@ from serving.child import Child
 from serving.events import Events
 from serving.healing import ServerLost
 from serving.intact_versions import Plan
+from serving.parse_triton_arguments import Arguments
 from serving.server_log import ServerLog
 from serving.stub_processes import ServerProcesses, Stub, remove_shared_memory, remove_stale_environments
-from serving.triton_arguments import Arguments
 
 DEATH_S = 0.5  # at most between a dying server's last answer and its exit code
 

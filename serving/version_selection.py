@@ -17,8 +17,8 @@ from common.repository import Damaged, has_manifest, versions
 from serving.events import Events
 from serving.healing import ServerLost
 from serving.intact_versions import Plan, check_version, plan
+from serving.parse_triton_arguments import Arguments
 from serving.prober import Failure
-from serving.triton_arguments import Arguments
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0  # before refused loads are tried again
 LOOK_S = 2.0  # between two looks at the files of models without a served version

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.load.errors import Failed
 from benchmarks.load.labels import served_name
-from benchmarks.measure.request_load import Workload
+from benchmarks.measure.workload_settings import Workload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,7 @@ from benchmarks.load.published_candidates import IMAGES, Published, check, publi
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps
-from benchmarks.measure.request_load import IN_PROCESS, Workload
+from benchmarks.measure.workload_settings import IN_PROCESS, Workload
 
 if TYPE_CHECKING:
     from benchmarks.measure.result_file import Row

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from benchmarks.measure.candidate import Candidate, Classify
-from benchmarks.measure.request_load import Workload
+from benchmarks.measure.workload_settings import Workload
 
 if TYPE_CHECKING:
     from benchmarks.load.published_candidates import Published

@@ -9,7 +9,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import SERVED
 
 if TYPE_CHECKING:
-    from benchmarks.measure.request_load import Workload
+    from benchmarks.measure.workload_settings import Workload
 
 
 def served_name(candidate: Candidate, workload: Workload) -> str:

@@ -49,7 +49,7 @@ def server_arguments(shares_memory: bool = False) -> list[str]:
 
     `shares_memory`: whether clients may share memory with the server.
     """
-    from serving.triton_arguments import BY_PRIORITY
+    from serving.parse_triton_arguments import BY_PRIORITY
 
     tolerant = ["--exit-on-error=false", "--strict-readiness=false"]
     sharing = shared_memory_arguments(os.environ.get("PATH", os.defpath)) if shares_memory else []

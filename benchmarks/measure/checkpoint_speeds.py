@@ -10,8 +10,8 @@ from benchmarks.measure.engines import OPTIMISED
 from benchmarks.measure.interleaved_timing import Durations, time_interleaved
 from benchmarks.measure.measured_network import Network, rewrite_checkpoint
 from benchmarks.measure.progress import steps
-from benchmarks.measure.request_load import best_workload, runner
 from benchmarks.measure.result_file import Row
+from benchmarks.measure.workload_settings import best_workload, runner
 from models.checkpoints.checkpoint import Checkpoint, load
 
 IMAGES = 5000

@@ -122,7 +122,7 @@ class Rounds:
                 self._called.clear()
 
     def rows(self, measured: Mapping[str, Durations], limits: Mapping[str, Any]) -> list[Row]:
-        """JSON-ready rows. `limits`: as `roofline.limits` returns them."""
+        """JSON-ready rows. `limits`: as `peak_flops_and_bandwidth.limits` returns them."""
         rows = list[Row]()
         for name, called in self._called.items():
             row: dict[str, Any] = {"stable": self._stable(measured, name)}

@@ -80,7 +80,7 @@ def calls(files: Mapping[str, Path], lengths: list[int]) -> dict[str, Call]:
     """A call for each way, with random texts of `lengths` tokens. Raises click.ClickException if the answers differ."""
     import numpy as np
 
-    from export.compiler.graph.output_selection import parse_read
+    from export.compiler.graph.requested_output_parts import parse_read
     from export.compiler.proof.runner import session
 
     read = parse_read(ROWS_READ)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from clients.bulk.network import Network
-    from models.data.class_folders import PictureFile
+    from models.data.list_class_pictures import PictureFile
 
 FEWEST = 20  # pictures to fit a temperature on
 BATCH = 64
@@ -57,7 +57,7 @@ def _answers(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np
 
 def _pictures(network: Network, dataset: str, data_dir: Path | None) -> tuple[Part, Iterator[Labelled]]:
     from models.data import DATASETS, DataError
-    from models.data.class_folders import find_files
+    from models.data.list_class_pictures import find_files
 
     if dataset in DATASETS:
         return "test", _of_dataset(network, dataset, data_dir)

@@ -10,8 +10,8 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.devices import cores
 from benchmarks.measure.engines import OPTIMISED, RUNTIMES
 from benchmarks.measure.measured_network import Network
-from benchmarks.measure.request_load import Workload, best_workload, runner
 from benchmarks.measure.result_file import Row
+from benchmarks.measure.workload_settings import Workload, best_workload, runner
 from models.networks.config import ModelConfig, ModelName
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from benchmarks.measure.engines import SERVED, why_not
 from benchmarks.measure.measured_network import shipped_network
 from benchmarks.measure.options import dataset_options, device_option, digits, seconds_option
 from benchmarks.measure.progress import steps
-from benchmarks.measure.request_load import IN_PROCESS, LARGEST_BATCH
 from benchmarks.measure.result_file import Record
+from benchmarks.measure.workload_settings import IN_PROCESS, LARGEST_BATCH
 from benchmarks.reporting.recorded_decorator import recorded
 from clients.options import DEFAULTS, Options
 from export.precision_table import PRECISIONS

@@ -105,7 +105,7 @@ def in_onnx_runtime(folder: Path, decoder: Decoder, threads: int) -> dict[str, d
     """Kind -> candidate -> call that computes a prompt. Raises click.ClickException if the logits differ."""
     import onnx_ir as ir
 
-    from export.compiler.graph.output_selection import parse_read
+    from export.compiler.graph.requested_output_parts import parse_read
     from export.compiler.pipeline import prepared
     from export.compiler.proof.inputs import draw
     from export.compiler.proof.runner import session

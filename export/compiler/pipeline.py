@@ -17,7 +17,7 @@ from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, S
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.output_selection import Read, apply_reads, resolve
+from export.compiler.graph.requested_output_parts import Read, apply_reads, resolve
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.contrib_demand_rules import node_without_reference
 from export.compiler.operators.costs import Work, graph_work

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from common.files import sha256, write_atomically
 from models.checkpoints import metrics as metrics_json
 from models.checkpoints.metrics import Metrics, MetricsError
-from models.checkpoints.published_state_dicts import from_reference
 from models.checkpoints.safe_torch_load import is_legacy, read_state_dict
+from models.checkpoints.study_state_dicts import from_reference
 from models.checkpoints.tensor_check import Form, WrongFile, check_tensors, form_of, shown
 from models.networks.config import ConfigError, ModelConfig
 from models.networks.registry import build

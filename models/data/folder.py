@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from common.picture_formats import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from common.plurals import counted
-from models.data.class_folders import PictureFile, find_files, left_out, pictures, shown
 from models.data.dataset import DataError, Dataset
+from models.data.list_class_pictures import PictureFile, find_files, left_out, pictures, shown
 from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
 from models.networks.config import ModelConfig
 

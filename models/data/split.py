@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.data.class_folders import PictureFile, PictureFiles
 from models.data.dataset import DataError
+from models.data.list_class_pictures import PictureFile, PictureFiles
 
 MANY = 2000  # training pictures; fewer are all trained on, as that gains more than choosing the epoch
 PARTS = ("train", "held_out", "test")

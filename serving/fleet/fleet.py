@@ -16,11 +16,11 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from serving.fleet.member import DEVICES, Member, share
+from serving.parse_triton_arguments import Arguments, without
 from serving.proxy.envoy_config import ProxyError
 from serving.proxy.envoy_process import DRAIN_S, Proxy
 from serving.proxy.settings import ANSWER_S, Settings, TlsFiles
 from serving.signal_loop import Loop, NotInTime, Stopping, say
-from serving.triton_arguments import Arguments, without
 
 FIRST_PORT = 8100
 START_S = 180.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.addresses import LOOPBACK_OF, is_loopback
-from serving.triton_arguments import PORTS
+from serving.parse_triton_arguments import PORTS
 
 HEALTH_PORT, ADMIN_PORT, PAGE_PORT = 8004, 9901, 8080
 IN_FLIGHT = 8  # open requests per server; fewer than its queue holds, so the proxy refuses before the server does

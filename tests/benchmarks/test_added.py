@@ -6,7 +6,7 @@ from commands import failure, measured
 
 from benchmarks.measure import engines
 from benchmarks.measure.interleaved_timing import MIN_ROUNDS
-from benchmarks.measure.request_load import IN_PROCESS
+from benchmarks.measure.workload_settings import IN_PROCESS
 from benchmarks.presets.added import added
 
 QUICK = ("--model", "vitbn-tiny", "--dataset", "digits", "--seconds", 1)

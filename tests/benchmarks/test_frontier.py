@@ -8,7 +8,7 @@ import pytest
 from commands import measured
 from random_networks import saved
 
-from benchmarks.measure import checkpoint_speeds, request_load
+from benchmarks.measure import checkpoint_speeds, workload_settings
 from benchmarks.measure.interleaved_timing import MIN_ROUNDS
 from benchmarks.presets.frontier import comparable, frontier
 from models.catalog import PRETRAINED, shipped
@@ -24,7 +24,7 @@ def write(path: Path, config: ModelConfig, metrics: dict[str, object] = METRICS)
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_load, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload_settings, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(checkpoint_speeds, "IMAGES", 500)
     write(tmp_path / "shipped/tiny.safetensors", TINY)
     shutil.copy(shipped("vitbn-tiny"), tmp_path / "shipped/wide.safetensors")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks.drills.checked_requests import Verdicts, meanwhile
-from benchmarks.measure.request_load import Workload
+from benchmarks.measure.workload_settings import Workload
 from benchmarks.reporting.tables.saturation import saturation
 
 

@@ -5,7 +5,7 @@ import pytest
 from commands import failure, measured
 from random_networks import saved
 
-from benchmarks.measure import checkpoint_speeds, request_load
+from benchmarks.measure import checkpoint_speeds, workload_settings
 from benchmarks.presets.norms import norms, relative_to_layer_norm
 from models.networks.config import ModelConfig, ModelName
 
@@ -35,7 +35,7 @@ def study(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_short_run(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_load, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload_settings, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(checkpoint_speeds, "IMAGES", 500)
     printed, written = measured(norms, tmp_path / "out.json", study, "--seconds", 1)
     assert str(tmp_path) not in json.dumps(written)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from commands import measured
 
-from benchmarks.measure import request_load, rewrite_speedups
+from benchmarks.measure import rewrite_speedups, workload_settings
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import OPTIMISED
 from benchmarks.measure.interleaved_timing import Durations
 from benchmarks.measure.measured_network import shipped_network
-from benchmarks.measure.request_load import Workload, runner
 from benchmarks.measure.rewrite_speedups import ALL, BEST, EAGER, INT8, ONE_CALL, PLAIN, passes_of, timed_rows
+from benchmarks.measure.workload_settings import Workload, runner
 from benchmarks.presets import rewrites as presets
 from export.checkpoint_to_onnx import Form
 from export.compiler.passes import PASSES
@@ -19,7 +19,7 @@ from models.networks.costs import absorbed_attention_macs, attention_macs
 
 @pytest.mark.slow
 def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_load, "MICRO_BATCHES", (128,))
+    monkeypatch.setattr(workload_settings, "MICRO_BATCHES", (128,))
     monkeypatch.setattr(presets, "DEPTHS", (1,))
     monkeypatch.setattr(rewrite_speedups, "IMAGES", 256)
     monkeypatch.setattr(rewrite_speedups, "ROUNDS", 3)
@@ -68,6 +68,6 @@ def test_every_way_classifies_every_image_once(way: Workload, monkeypatch: pytes
     import numpy as np
 
     seen: list[int] = []
-    monkeypatch.setattr(request_load, "start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
+    monkeypatch.setattr(workload_settings, "start", lambda *arguments: lambda batch: seen.extend(batch.tolist()))
     runner(b"", Candidate(shipped_network("vitbn"), OPTIMISED), way, np.arange(1000))()
     assert sorted(seen) == list(range(1000))

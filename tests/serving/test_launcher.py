@@ -12,8 +12,8 @@ import pytest
 from benchmarks.load.published_candidates import shared_memory_arguments
 from serving import launcher
 from serving.launcher import LauncherError
+from serving.parse_triton_arguments import PORTS, Arguments
 from serving.ports import free_ports
-from serving.triton_arguments import PORTS, Arguments
 
 
 def write_program(path: Path, text: str) -> Path:

@@ -26,7 +26,7 @@ from serving import version_selection
 from serving.events import Events
 from serving.local_server import Server, running_server
 from serving.model_control_client import Control
-from serving.triton_arguments import Arguments
+from serving.parse_triton_arguments import Arguments
 from serving.version_selection import Versions
 
 

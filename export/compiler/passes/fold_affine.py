@@ -5,7 +5,8 @@ ConvTranspose or before a norm, also through Transpose, Reshape, Slice and means
 
     (x W + b) * scale + shift = x (W scale) + (b scale + shift)        (x * scale + shift) W = x (scale W) + shift W
 
-`affine` finds the maps; `fold_upstream`, `fold_downstream` and `layer_changes` have the equations of the other layers.
+`affine` finds the maps; `fold_upstream`, `fold_downstream` and `linear_layer_changes` have the equations of other
+layers.
 
 Refuses, by the name of the operator in the way, a map with no such layer on either side; a value inside the map, or a
 weight, that another node reads; weights of fewer bits than float32, which would be rounded again; and for a plain

@@ -1,6 +1,6 @@
 """Hoists a Gather of rows that are chosen at run time before the operators that compute all rows.
 
-In: a prepared graph, with the choices that `chosen_rows` finds. Out: the same outputs, with the operators computed for
+In: a prepared graph, with the choices of `runtime_gathered_rows`. Out: the same outputs, with operators computed for
 the chosen rows alone. For an operator f that computes a row of its output from the same row of its inputs:
 
     gather(f(X, Y), r) = f(gather(X, r), gather(Y, r))

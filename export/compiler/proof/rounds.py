@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from export.compiler.errors import BadRequest, ForeignError, NoReference, NotDrawn, NotSupported
 from export.compiler.graph.constants import Array
-from export.compiler.graph.output_selection import Read
+from export.compiler.graph.requested_output_parts import Read
 from export.compiler.graph.symbolic_shapes import bound_sizes
 from export.compiler.proof.inputs import (
     Feeds,

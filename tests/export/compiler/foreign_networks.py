@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from export.compiler.analyses.demand import analyse
 from export.compiler.errors import ProofFailed
 from export.compiler.graph.def_use import remove_unused
-from export.compiler.graph.output_selection import parse_read
+from export.compiler.graph.requested_output_parts import parse_read
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.evaluate import evaluate
 from export.compiler.passes.materialise_parts import Materialiser

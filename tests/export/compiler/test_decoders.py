@@ -12,7 +12,7 @@ from decoder_networks import PRESENT, check_answers, export, feeds
 from foreign_networks import manifest_of, parse
 from numpy.typing import NDArray
 
-from export.compiler.graph.output_selection import parse_read
+from export.compiler.graph.requested_output_parts import parse_read
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.costs import graph_work
 from export.compiler.passes.prepare import prepare

@@ -19,7 +19,7 @@ from onnx.reference.ops import op_pool_common
 from export.compiler.analyses.demand import analyse
 from export.compiler.errors import ForeignError
 from export.compiler.graph.def_use import remove_unused
-from export.compiler.graph.output_selection import Read, apply_reads
+from export.compiler.graph.requested_output_parts import Read, apply_reads
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.prepare import prepare

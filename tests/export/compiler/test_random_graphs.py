@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from test_onnx_operators import part, runner
 
 from export.compiler.errors import BadRequest
-from export.compiler.graph.output_selection import Read
+from export.compiler.graph.requested_output_parts import Read
 from export.compiler.operators import table
 from export.compiler.operators.demand_rules import elementwise
 from export.compiler.passes import unflatten

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.triton_arguments import EXIT_TIMEOUT_S, Arguments, LauncherError
+from serving.parse_triton_arguments import EXIT_TIMEOUT_S, Arguments, LauncherError
 
 
 def test_addresses_headers_and_models(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from playwright.sync_api import Browser, BrowserContext, Page, Request, expect
 from web_http import listening
 from web_parts import CHROMIUM, PATIENCE_S, Triton, publish_shipped, running_browser, running_page
 
-OF_TESTS = "Canvas2D: Multiple readback"  # Chromium's hint where a test itself reads a canvas
+# Chromium's own words: a hint where a test reads a canvas, and an answer with an error's status.
+OF_CHROMIUM = ("Canvas2D: Multiple readback", "Failed to load resource: the server responded with a status of ")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -109,11 +110,11 @@ def requests() -> list[Request]:
 def page(
     context: BrowserContext, media: dict[str, object], page_url: str, console: list[str], requests: list[Request]
 ) -> Iterator[Page]:
-    """Throws nothing, writes nothing to the console, asks no other host."""
+    """Throws nothing, writes nothing to the console itself, asks no other host."""
     opened = context.new_page()
     opened.emulate_media(**media)
     thrown: list[str] = []
-    opened.on("console", lambda message: message.text.startswith(OF_TESTS) or console.append(message.text))
+    opened.on("console", lambda message: message.text.startswith(OF_CHROMIUM) or console.append(message.text))
     opened.on("pageerror", lambda error: thrown.append(str(error)))
     opened.on("request", lambda request: requests.append(request))
     opened.goto(page_url)

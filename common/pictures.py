@@ -156,9 +156,7 @@ def convertible_mode(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I;16"):
         deep = np.asarray(picture)
         spare_bits = max(0, int(deep.max()).bit_length() - 8)
-        spare_bits += (
-            spare_bits % 2
-        )  # cameras and scanners use 10, 12, 14 or 16 bits, however bright their brightest pixel
+        spare_bits += spare_bits % 2  # the depths of cameras and scanners are 10, 12, 14 and 16 bits
         return Image.fromarray((deep >> spare_bits).astype(np.uint8))
     if picture.mode in ("I", "F"):  # these modes define no range of levels: scale by the picture's range
         with np.errstate(invalid="ignore"):  # numpy warns of NaN

@@ -284,8 +284,8 @@ def _staging(parent: Path, prefix: str = STAGING) -> Iterator[Path]:
 def _staging_beside(repository: Path) -> AbstractContextManager[Path]:
     """A staging folder next to the repository: within it, an unsupervised Triton would take every folder for a model.
 
-    Of a link, next to its target: from the link's parent a rename may have to cross file systems. A mounted repository
-    has no neighbour on its file system, so its staging folder is within it.
+    Of a link, next to its target: from the link's parent a rename may have to cross file systems. The folder is within
+    a mounted repository, which has no neighbour on its file system, and within one whose parent the user may not write.
     """
     real = repository.resolve()
     if os.path.ismount(real) or not os.access(real.parent, os.W_OK):

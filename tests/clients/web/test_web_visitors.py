@@ -1,6 +1,8 @@
-"""Who reaches the page: slow senders, whom waitress bears on loopback and Envoy ends, and visitors who log in.
+"""Visitors of the page who send slowly, and visitors who log in.
 
-Keys guard the page behind the real Envoy: its visitors log in as CLIENT with the password KEY."""
+On loopback the page still answers beside slow senders. Behind the real Envoy slow senders are cut off, and visitors log
+in as CLIENT with the password KEY.
+"""
 
 import base64
 import json

@@ -52,7 +52,7 @@ def written(folder: Path) -> Processor:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with `net` of labels; `warm`, of which version 2 has a temperature; `floats` without --pictures."""
+    """A repository of three models: `net` has labels, version 2 of `warm` a temperature, `floats` no --pictures."""
     folder = tmp_path_factory.mktemp("pictures")
     written(folder)
     file = network(folder / "net.onnx")

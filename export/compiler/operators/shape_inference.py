@@ -24,6 +24,7 @@ from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.symbolic_shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
 from export.compiler.operators.table import BROADCASTING
 
+KEPT_BY_CASTS = {*WHOLE_NUMBERS, ir.DataType.FLOAT, ir.DataType.DOUBLE}  # dtypes that hold all sizes
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
 
 
@@ -93,7 +94,7 @@ def infer(model: ir.Model) -> None:
 def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     """[:, :512] of a free axis has up to 512 rows, and the library says 512. [:, -1:] has 1 row; it says any number.
 
-    [:, :3] of N + 3 tokens has 3 rows.
+    [:, :3] of N + 3 tokens has 3 rows. [:, -3:3] has none of few or many tokens, but some of 4.
     """
     source, out = node.inputs[0], node.outputs[0]
     if source is None or source.shape is None or out.shape is None:
@@ -105,12 +106,21 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
         before = number(source.shape[axis])
         if not isinstance(before, ir.SymbolicDim):
             continue
-        fewest, most = (len(range(size)[slice(start, end, step)]) for size in (least(before), FAR))
+        sizes = [least(before), FAR, *(abs(bound) + more for bound in (start, end) for more in (0, 1))]
+        counts = {len(range(size)[slice(start, end, step)]) for size in sizes if sizes[0] <= size <= FAR}
         if start == -1 and end >= FAR and step == 1:
             dims[axis] = 1
-        elif fewest == most:
-            dims[axis] = most
+        elif len(counts) == 1:
+            dims[axis] = counts.pop()
     out.shape = ir.Shape(dims)
+
+
+def _sliced_elements(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """The library reads few ends as that before the first element: of [::-1] it drops the last element."""
+    source, cuts = node.inputs[0], slices(node, 1)
+    elements = context.get_symbolic_value(source) if source is not None else None
+    if elements is not None and cuts and source is not None and source.shape is not None and source.shape.rank() == 1:
+        _set_elements(context, node.outputs[0], elements[slice(*cuts[0])])
 
 
 def _with_free_starts(
@@ -177,6 +187,31 @@ def _cache(context: ShapeInferenceContext, node: ir.Node) -> None:
             value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
 
 
+def _set_elements(context: ShapeInferenceContext, value: ir.Value, elements: list[Dim]) -> None:
+    """Replaces the elements, and the constant that the library made of them."""
+    value.const_value = None
+    context.set_symbolic_value(value, elements)
+
+
+def _cast(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """A Cast to bool or to few bits may change sizes; the library keeps them."""
+    out = node.outputs[0]
+    if out.dtype not in KEPT_BY_CASTS and (elements := context.get_symbolic_value(out)):
+        _set_elements(context, out, [context.new_symbolic_dim() for _ in elements])
+
+
+def _gather(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """Elements of a table with several axes, whose rows the library takes for single elements."""
+    table, indices = node.inputs[0], constant(node.inputs[1])
+    elements = context.get_symbolic_value(table) if table is not None else None
+    if not elements or indices is None or table is None or table.shape is None or table.shape.rank() < 2:
+        return
+    if product(table.shape.dims) == len(elements):
+        rows = np.arange(len(elements)).reshape(table.shape.numpy())
+        chosen = rows.take(indices, attribute_int(node, "axis", 0)).ravel()
+        _set_elements(context, node.outputs[0], [elements[place] for place in chosen])
+
+
 def _minimum(context: ShapeInferenceContext, node: ir.Node) -> None:
     """Names the minimum of a number and a free size; the library does not."""
     operands = _operands(context, node)
@@ -192,6 +227,13 @@ def _quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
         quotient = operands[0] // operands[1]
         if same(quotient * operands[1], operands[0]):
             context.set_symbolic_value(node.outputs[0], [number(quotient)])
+
+
+def _float_quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """6.0 / 4.0 is no integer; the library divides as integers."""
+    out = node.outputs[0]
+    if out.dtype not in WHOLE_NUMBERS and (elements := context.get_symbolic_value(out)):
+        _set_elements(context, out, [context.new_symbolic_dim() if isinstance(e, int) else e for e in elements])
 
 
 def _difference(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -362,13 +404,15 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_pool,) for name in ("AveragePool", "LpPool", "MaxPool")},
     **{("", name): (_along_axis,) for name in ("Compress", "Unique")},
     ("", "Attention"): (_attention,),
-    ("", "Div"): (_quotient, _broadcast),
+    ("", "Cast"): (_cast,),
+    ("", "Div"): (_quotient, _float_quotient, _broadcast),
     ("", "Equal"): (_broadcast, _equal),
+    ("", "Gather"): (_gather,),
     ("", "Min"): (_minimum, _broadcast),
     ("", "Sub"): (_difference, _broadcast),
     ("", "Reshape"): (_reshape,),
     ("", "Resize"): (_resize,),
-    ("", "Slice"): (_slice,),
+    ("", "Slice"): (_slice, _sliced_elements),
     ("", "Split"): (_split,),
     ("", "Squeeze"): (_squeeze,),
     ("", "Where"): (_broadcast, _where),

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-from foreign_networks import parse
+from foreign_networks import check_equal, parse
 from onnx import numpy_helper
 from test_onnx_operators import LARGEST, cases
 
 from export.compiler.errors import NotSupported
 from export.compiler.operators.shape_inference import infer
+from export.compiler.passes.prepare import prepare
 
 OTHER_TYPES = {"Cast", "CastLike", "QuantizeLinear"}  # their tests hold numbers of 8 bits in other forms
 
@@ -94,13 +95,35 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
         ("float[b, 2, 2] x", 'y = Resize<keep_aspect_ratio_policy = "not_larger">(x, , , seven)', "None"),
         ("float[b, 3, n] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,_d0]"),
         ("float[b, 3, 4] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,2]"),
+        ("float[b, n, 4] x", "y = Slice(x, minus_three, three, one_axis)", "[b,_d0,4]"),
     ],
 )
 def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, expected: str) -> None:
     given = {"vector": np.ones(4, np.float32), "one": np.array([1, 1]), "seven": np.array([1, 7, 8])}
+    given |= {"minus_three": np.array([-3]), "three": np.array([3]), "one_axis": np.array([1])}
     model = parse(f"{HEAD} ({inputs}) => (float y) {{ {nodes} }}", **given)
     for value in model.graph.inputs:
         value.shape = None if value.shape is not None and not len(value.shape) else value.shape
     model.graph.outputs[0].shape = None
     infer(model)
     assert str(model.graph.outputs[0].shape) == expected
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "v = Slice(sizes, last, far, first, back)",
+        "c = Cast<to = 9>(sizes) v = Cast<to = 7>(c)",
+        "r = Unsqueeze(sizes, first) v = Gather(r, zero)",
+        "f = Cast<to = 1>(sizes) t = Cast<to = 1>(large) q = Div(f, t) c = Ceil(q) v = Cast<to = 7>(c)",
+    ],
+)
+def test_elements_that_the_library_takes_for_others(nodes: str) -> None:
+    far = -(2**63) + 1  # PyTorch's end before the first element
+    given = {name: np.array([value]) for name, value in [("last", -1), ("far", far), ("first", 0), ("back", -1)]}
+    nodes = f"sizes = Shape(x) large = Mul(sizes, hundred) {nodes} y = Add(v, v)"
+    model = parse(
+        f"{HEAD} (float[2, 6, 4] x) => (int64 y) {{ {nodes} }}", **given, hundred=np.array(101), zero=np.array(0)
+    )
+    prepare(prepared := model.clone())
+    check_equal(model, prepared, {"x": np.zeros((2, 6, 4), np.float32)})

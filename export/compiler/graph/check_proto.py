@@ -1,7 +1,7 @@
 """Refuses a model whose protobuf message holds parts that onnx_ir does not read, or reads as something else.
 
 In: the model's message, and the file's path for error messages. Out: nothing. Raises BadRequest for a damaged part and
-NotSupported for sparse weights; both name the part.
+NotSupported for sparse weights, or for a node at which ONNX Runtime would end the process; both name the part.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ TYPED_FIELDS = {"FLOAT": "float_data", "DOUBLE": "double_data", "INT64": "int64_
 
 
 def check_proto(proto: onnx.ModelProto, path: Path) -> None:
-    """Raises BadRequest for a damaged weight or a repeated name, NotSupported for sparse weights."""
+    """Raises BadRequest for a damaged weight or a repeated name, NotSupported for sparse weights or an unnamed bias."""
     graph = proto.graph
     nodes = list(chain(graph.node, *(function.node for function in proto.functions)))
     sparse = [tensor.values.name for tensor in graph.sparse_initializer]
     sparse += [node.output[0] for node in nodes for field in node.attribute if field.HasField("sparse_tensor")]
     if sparse:
         raise NotSupported(f"{path}: expected dense weights, found the sparse {sparse[0]!r}")
+    unnamed = [node.name for node in nodes if node.op_type == "LayerNormalization" and [*node.input[2:]] == [""]]
+    if unnamed:  # ONNX Runtime would end the process
+        expected = "expected a bias, or two inputs, of LayerNormalization"
+        raise NotSupported(f"{path}: {expected}, found a bias without a name at node {unnamed[0]!r}")
     constants = [field.t for node in nodes for field in node.attribute if field.HasField("t")]
     for tensor in chain(graph.initializer, constants):
         if (damage := _damage(tensor)) is not None:

@@ -147,6 +147,11 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         4,
         "expected dense weights, found the sparse 'w'; nothing written",
     ),
+    "a bias without a name": (
+        square(("LayerNormalization", ["x", "x", ""], ["y"])),
+        4,
+        "expected a bias, or two inputs, of LayerNormalization, found a bias without a name at node ''",
+    ),
     "an output named twice": (
         weighted(lambda proto, _: proto.graph.output.append(proto.graph.output[0])),
         2,

@@ -39,7 +39,7 @@ def build(results: Path, check: bool) -> None:
 
 def _compare(texts: dict[Path, str]) -> None:
     """Raises ClickException if a page is not as in `texts`."""
-    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text() != text]
+    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text]
     if stale:
         names = ", ".join(map(str, stale))
         raise click.ClickException(f"{names}: expected the tables of the results, found others; run make report")

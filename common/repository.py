@@ -82,7 +82,7 @@ def read_config(path: Path) -> pb.ModelConfig:
     from tritonclient.grpc import model_config_pb2 as pb
 
     try:
-        return text_format.Parse(path.read_text(), pb.ModelConfig())
+        return text_format.Parse(path.read_text("utf-8"), pb.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise Damaged(path, "the configuration of a model", reason(error)) from error
 
@@ -104,7 +104,7 @@ def served_versions(config: pb.ModelConfig, present: Collection[int]) -> list[in
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads manifest.json. Raises Damaged for JSON that `VersionFiles.of` does not accept."""
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text())
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if not isinstance(manifest, dict):
             raise TypeError("no JSON object")
         VersionFiles.of(manifest)
@@ -141,4 +141,4 @@ def labels_text(labels: Sequence[str]) -> str:
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
     """Reads labels.txt. Raises OSError and UnicodeDecodeError."""
-    return tuple((model_dir / LABELS_FILE).read_text().splitlines())
+    return tuple((model_dir / LABELS_FILE).read_text("utf-8").splitlines())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import locale
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ from common.files import sha256
 from common.repository import (
     Damaged,
     check_hash,
+    labels_text,
     model_dir,
     read_config,
+    read_labels,
+    read_manifest,
     read_version_files,
     served_versions,
     versions,
@@ -57,6 +61,27 @@ def test_all_readers_serve_the_same_versions(
     assert find_model(folder).version == str(served[-1])
     if wanted == served:  # a supervisor replaces a version that is gone
         assert plan(folder).versions == tuple(served)
+
+
+@pytest.fixture
+def ascii_locale() -> Iterator[None]:
+    """The locale C, of which Python without its UTF-8 mode reads text as ASCII."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)
+
+
+@pytest.mark.usefixtures("ascii_locale")
+def test_the_files_are_utf_8_in_every_locale(tmp_path: Path) -> None:
+    label = "caffè 日本"
+    (tmp_path / "labels.txt").write_bytes(labels_text([label]).encode())
+    (tmp_path / "config.pbtxt").write_bytes(f'name: "{label}"'.encode())
+    manifest = {"file": "x", "files": {"x": "0"}, "about": label}
+    (tmp_path / "manifest.json").write_bytes(json.dumps(manifest, ensure_ascii=False).encode())
+    assert read_labels(tmp_path) == (label,)
+    assert read_config(tmp_path / "config.pbtxt").name == label
+    assert read_manifest(tmp_path / "manifest.json") == manifest
 
 
 @pytest.mark.parametrize(

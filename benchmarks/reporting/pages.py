@@ -104,12 +104,12 @@ def contents(folder: Path) -> dict[Path, str]:
     runs = read_runs(folder)
     on_a_gpu = any(run.machine["device"] not in (None, "cpu") for run in runs.values())
     template = GPU_TEMPLATE if on_a_gpu else TEMPLATE
-    texts = {folder / "report.md": filled(template.name, template.read_text(), runs)}
+    texts = {folder / "report.md": filled(template.name, template.read_text("utf-8"), runs)}
     if folder.resolve() == (ROOT / "benchmarks" / "results").resolve():
         texts |= contents(folder / OF_A_GPU)
         runs |= {f"{OF_A_GPU}/{name}": run for name, run in read_runs(folder / OF_A_GPU).items()}
         for name in PAGES:
-            text = filled(name, (ROOT / name).read_text(), runs)
+            text = filled(name, (ROOT / name).read_text("utf-8"), runs)
             texts[ROOT / name] = console(text, runs) if name == "README.md" else text
     return texts
 

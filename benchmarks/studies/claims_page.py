@@ -43,7 +43,7 @@ def write(page: Path, folder: Path) -> list[Path]:
     Drawing takes seconds, so a picture holds the digest of its data.
     """
     results = Results(folder)
-    text = filled(page.read_text(), results)
+    text = filled(page.read_text("utf-8"), results)
     pictures = {page.with_suffix("") / f"{name}.png": make(results) for name, make in PICTURES.items()}
     for path, picture in pictures.items():
         if drawn_from(path) != picture.digest():

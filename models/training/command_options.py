@@ -73,7 +73,7 @@ def read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -
     if path is None:
         return
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
     not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -80,6 +81,9 @@ class Arguments:
             raise LauncherError(f"{expected}, found {given}, in which Triton reads no IPv6")
         if service == "grpc" and ":" in address and "[" not in given:
             raise LauncherError(f"--grpc-address: expected [{address}], found {given}: Triton takes its end for a port")
+        if service != "grpc" and ":" not in address and not _is_ipv4(address):
+            expected = f"--{service}-address: expected an address such as 127.0.0.1"
+            raise LauncherError(f"{expected}, found {given}, which Triton looks up for gRPC alone")
         return join_address(address, self.port(service))
 
     @property
@@ -196,6 +200,14 @@ def _split(words: Sequence[str], names: Iterable[str]) -> tuple[dict[str, list[s
         parser.add_argument(name, action="append", dest=REPOSITORY if name in REPOSITORY_OPTIONS else name)
     values, other_words = parser.parse_known_args(list(words))
     return vars(values), other_words
+
+
+def _is_ipv4(address: str) -> bool:
+    """Whether Triton can listen there over HTTP: it binds 255.255.255.255 for everything that inet_addr cannot read."""
+    try:
+        return bool(socket.inet_aton(address))
+    except OSError:
+        return False
 
 
 def check_repository(folder: str) -> None:

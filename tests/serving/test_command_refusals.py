@@ -35,6 +35,8 @@ ROWS: list[Row] = [
     (serve, f"--supervised {REPOSITORY} --allow-http false", 1, "needs HTTP"),
     (serve, f"--supervised {REPOSITORY} --http-address=::1", 1, "--http-address: expected ipv6:::1, found ::1"),
     (serve, f"--supervised {REPOSITORY} --grpc-address=::1", 1, "--grpc-address: expected [::1], found ::1"),
+    (serve, f"{REPOSITORY} --http-address localhost", 1, "--http-address: expected an address such as 127.0.0.1"),
+    (serve, f"{REPOSITORY} --metrics-address=300.0.0.1", 1, "--metrics-address: expected an address such as 127.0.0.1"),
     (serve, f"--supervised {REPOSITORY} --http-port=http", 1, "--http-port: expected a port, found 'http'"),
     (serve, f"--supervised {REPOSITORY} --grpc-port 65536", 1, "--grpc-port: expected a port, found '65536'"),
     (serve, "--supervised --keys text", 2, "--keys: expected --servers, found --supervised"),

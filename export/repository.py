@@ -264,12 +264,12 @@ def _named(servers: Sequence[str]) -> str:
 
 @contextmanager
 def _unreachable_reported(model_dir: Path) -> Iterator[None]:
-    """Prints a line, in place of an error, if a server cannot be reached or has no model control."""
-    from serving.model_control_client import NotExplicit, Unreachable
+    """Prints a line, in place of an error, if a server cannot be reached, or does not serve this change."""
+    from serving.model_control_client import NotExplicit, OtherConfig, Unreachable
 
     try:
         yield
-    except (NotExplicit, Unreachable) as reason:
+    except (NotExplicit, OtherConfig, Unreachable) as reason:
         _print_not_served(str(reason), model_dir)
 
 

@@ -50,6 +50,10 @@ class NotExplicit(Refused):
     """The server does not run in explicit mode, so it loads no model on request."""
 
 
+class OtherConfig(ControlFailed):
+    """The server has loaded another configuration of the model than the expected configuration."""
+
+
 class NotReady(Refused):
     """The server could not apply an option at its start, and never becomes ready."""
 
@@ -87,7 +91,7 @@ class Control:
     def index(self, timeout_s: float = ANSWER_S) -> dict[str, dict[int, str]]:
         """Returns model -> version -> state ("READY", "LOADING", "UNAVAILABLE", …)."""
         states: dict[str, dict[int, str]] = {}
-        answer = self._post("v2/repository/index", {}, timeout_s)
+        answer = self._ask("v2/repository/index", {}, timeout_s)
         try:
             for entry in answer:
                 versions = states.setdefault(entry["name"], {})
@@ -105,6 +109,14 @@ class Control:
             for name, versions in self.index(LOAD_S).items()
         }
 
+    def config(self, model: str) -> dict[str, Any]:
+        """The configuration with which a model is loaded, as Triton's JSON."""
+        _check_name(model)
+        answer = self._ask(f"v2/models/{model}/config", None, ANSWER_S)
+        if not isinstance(answer, dict):
+            raise Unreachable(f"no Triton at {self.url} (expected a configuration, found {str(answer)[:80]})")
+        return answer
+
     def load(self, model: str, config: str | None = None, timeout_s: float = LOAD_S) -> None:
         """Loads a model. A loaded model is loaded again; its old version answers until the new version is ready.
 
@@ -113,7 +125,7 @@ class Control:
         _check_name(model)
         if not self._load_over_grpc(model, config, timeout_s):
             content = {} if config is None else {"parameters": {"config": config}}
-            self._post(f"v2/repository/models/{model}/load", content, timeout_s)
+            self._ask(f"v2/repository/models/{model}/load", content, timeout_s)
 
     def _load_over_grpc(self, model: str, config: str | None, timeout_s: float) -> bool:
         """Returns False if the load must go over HTTP."""
@@ -134,15 +146,16 @@ class Control:
     def unload(self, model: str, timeout_s: float) -> None:
         """Starts the unload of a model and returns before the unload is complete."""
         _check_name(model)
-        self._post(f"v2/repository/models/{model}/unload", {}, timeout_s)
+        self._ask(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
-    def _post(self, path: str, content: dict[str, Any], timeout_s: float) -> Any:
-        """Posts JSON and returns the answer's JSON.
+    def _ask(self, path: str, content: dict[str, Any] | None, timeout_s: float) -> Any:
+        """Posts JSON, or gets where `content` is None, and returns the answer's JSON.
 
         Triton rarely ends a connection without an answer; the call is then repeated, which is safe for every call here.
         """
         headers = {"Content-Type": "application/json", **self.headers}
-        request = urllib.request.Request(f"http://{self.url}/{path}", json.dumps(content).encode(), headers)
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"http://{self.url}/{path}", body, headers)
         try:
             try:
                 return _json(request, timeout_s)

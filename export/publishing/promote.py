@@ -11,13 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf import json_format
+
 from common.repository import served_versions, versions
 from export.errors import PublishError
 from export.publishing.build_config_pbtxt import SERVED_VERSIONS
 from export.publishing.publish import locked, read_config, remove_model, remove_version, serve
-from serving.model_control_client import Control, ControlFailed, NotExplicit, Refused, Unreachable
+from serving.model_control_client import Control, ControlFailed, NotExplicit, OtherConfig, Refused, Unreachable
 
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
+PUBLISHED_FIELDS = ("version_policy", "parameters")  # of config.pbtxt; Triton completes others
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
     """Makes the running servers load a changed model. `before`: the versions that were served; empty for a new model.
 
     Raises Refused if a server refuses to load: then `before` is served again, and a new model is removed unless it has
-    gained a version since. Raises NotExplicit for a server without model control; the change stays on disk.
+    gained a version since. The change stays on disk with NotExplicit, for a server without model control, and with
+    OtherConfig, for servers that have another repository.
     """
     if server is None:
         return
@@ -119,6 +123,22 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
             if versions(model_dir) == [1]:
                 remove_model(model_dir)
         raise
+    if others := [control.url for control in changed if _has_another_config(control, model_dir)]:
+        raise OtherConfig(f"{' and '.join(others)}: {model_dir.name} is loaded from another repository")
+
+
+def _has_another_config(control: Control, model_dir: Path) -> bool:
+    """Whether the server's configuration of the model differs from config.pbtxt in what a publication writes there.
+
+    False for a server that does not tell its configuration.
+    """
+    written = read_config(model_dir)
+    try:
+        told = {key: value for key, value in control.config(model_dir.name).items() if key in PUBLISHED_FIELDS}
+    except ControlFailed:
+        return False
+    loaded = json_format.ParseDict(told, type(written)(), ignore_unknown_fields=True)
+    return any(getattr(loaded, field) != getattr(written, field) for field in PUBLISHED_FIELDS)
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:

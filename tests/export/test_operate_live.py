@@ -78,7 +78,9 @@ def test_what_the_second_server_refuses_is_undone_at_the_first(folder: Path, tmp
     with running_server(folder, QUICK) as first, running_server(other, QUICK) as second:
         both = connect([first.http_url, second.http_url], {})
         assert both is not None
-        ok(folder, "promote", "vitbn", "2", "--server", second.http_url, server=first.http_url)
+        output = ok(folder, "promote", "vitbn", "2", "--server", second.http_url, server=first.http_url)
+        (line,) = [line for line in output.splitlines() if line.startswith("Not served yet: ")]
+        assert line.startswith(f"Not served yet: {second.http_url}: vitbn is loaded from another repository. ")
         assert [max(each.served()["vitbn"]) for each in both.controls] == [2, 3]  # the second has its own files
         (other / "vitbn" / "config.pbtxt").write_text("broken")
         assert second.http_url in error(

@@ -106,8 +106,14 @@ def one_line_errors() -> Iterator[None]:
         raise click.ClickException(in_words(error)) from error
 
 
+def _interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C is the error or lies behind it: torch's exporter fails otherwise when it is interrupted."""
+    behind = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt) or (behind is not None and _interrupted(behind))
+
+
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    line = "Aborted!" if kind is KeyboardInterrupt else foreign_package(error) or missing_package(error)
+    line = "Aborted!" if _interrupted(error) else foreign_package(error) or missing_package(error)
     if line is None:
         sys.__excepthook__(kind, error, trace)
     else:

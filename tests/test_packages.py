@@ -74,8 +74,10 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, e
     assert (done.returncode, done.stderr) == (1, elsewhere)
 
 
-def test_an_interrupt_before_a_command_prints_no_traceback(tmp_path):
-    done = run([sys.executable, "-c", "import vitbn_packages; raise KeyboardInterrupt"], tmp_path)
+@pytest.mark.parametrize("clause", ["finally: pass", "except no_such_name: pass"], ids=["alone", "behind a NameError"])
+def test_an_interrupt_before_a_command_prints_no_traceback(tmp_path, clause):
+    interrupted = f"import vitbn_packages\ntry: raise KeyboardInterrupt\n{clause}"
+    done = run([sys.executable, "-c", interrupted], tmp_path)
     assert (done.returncode != 0, done.stderr) == (True, "Aborted!\n")
 
 

@@ -29,7 +29,13 @@ from serving.parse_triton_arguments import (
     without,
 )
 from serving.ports import taken
-from serving.preflight import CHOOSE_CACHE, allow_descriptors, cache_folder, check_repositories
+from serving.preflight import (
+    CHOOSE_CACHE,
+    allow_descriptors,
+    cache_folder,
+    check_repositories,
+    check_shared_memory,
+)
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -212,6 +218,7 @@ def launch(words: Sequence[str]) -> NoReturn:
     passed_on = shell_safe_words(arguments)
     check_ports(arguments)
     allow_descriptors()
+    check_shared_memory(arguments)
     guards = guard_control(arguments)
     pytriton = pytriton_folder()
     environment = server_environment(pytriton, os.environ)

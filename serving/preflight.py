@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from common.repository import CONFIG_FILE, Damaged, read_config, served_versions, versions
 from serving.control_key import belongs_to_user, temporary_folder
 from serving.parse_triton_arguments import Arguments, LauncherError, check_name, check_repository
 
 CHOOSE_CACHE = "XDG_CACHE_HOME names another folder"
 LEAST_DESCRIPTORS, RAISED_DESCRIPTORS = 128, 4096  # a server needs about 70, and 1 per connection
+SHARED_MEMORY = Path("/dev/shm")
+PROCESS_BYTES = 1 << 20  # of shared memory, for each process of a model: shm-default-byte-size of Triton 2.51
+AMPLE_BYTES = 1 << 30  # enough for every repository, so none is read
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
@@ -48,13 +52,12 @@ def check_repositories(arguments: Arguments) -> None:
     """
     if not arguments.repositories and "--help" not in arguments.words:
         raise LauncherError("expected --model-repository FOLDER, such as triton_repo, found none")
-    folders = [folder for folder in arguments.repositories if "://" not in folder]
-    for folder in folders:
-        check_repository(folder)
+    for folder in arguments.repositories:
+        if "://" not in folder:
+            check_repository(folder)
     try:
-        for path in (path for folder in folders for path in sorted(Path(folder).iterdir())):
-            if path.is_dir() and arguments.serves(path.name):
-                check_name(path)
+        for path in _model_folders(arguments):
+            check_name(path)
     except OSError as error:
         raise LauncherError(str(error)) from error
 
@@ -72,3 +75,38 @@ def allow_descriptors() -> None:
         raise LauncherError(
             f"expected a limit of at least {LEAST_DESCRIPTORS} open files, found {soft}: ulimit -n 1024"
         )
+
+
+def check_shared_memory(arguments: Arguments) -> None:
+    """Raises LauncherError if the processes of the models cannot have their shared memory.
+
+    Triton's own message stands in a page of log, or a signal ends Triton before it.
+    """
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        raise LauncherError(f"{SHARED_MEMORY}: expected a writable folder for shared memory, found none")
+    space = os.statvfs(SHARED_MEMORY)
+    free = space.f_bavail * space.f_frsize
+    chosen = any("shm-default-byte-size" in word for word in arguments.words)  # by the user, perhaps less
+    if chosen or not space.f_blocks or free >= AMPLE_BYTES:  # without a limit it has no blocks
+        return
+    processes = sum(map(_processes, _model_folders(arguments)))
+    if free < processes * PROCESS_BYTES:
+        needed = f"expected {processes} MB of shared memory for {processes} processes of models"
+        raise LauncherError(f"{SHARED_MEMORY}: {needed}, found {free >> 20} MB free (Docker: --shm-size)")
+
+
+def _model_folders(arguments: Arguments) -> list[Path]:
+    """The folders of the models that the server loads from local repositories. Raises OSError."""
+    folders = [Path(folder) for folder in arguments.repositories if "://" not in folder]
+    paths = [path for folder in folders for path in sorted(folder.iterdir())]
+    return [path for path in paths if path.is_dir() and arguments.serves(path.name)]
+
+
+def _processes(folder: Path) -> int:
+    """The processes that a model starts at least; 0 for a model that does not load."""
+    try:
+        config = read_config(folder / CONFIG_FILE)
+    except Damaged:
+        return 0
+    instances = sum(group.count or 1 for group in config.instance_group) or 1
+    return instances * len(served_versions(config, versions(folder)))

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from published_models import published
 
 from benchmarks.load.published_candidates import shared_memory_arguments
 from serving import launcher
@@ -215,3 +216,33 @@ def test_too_few_descriptors_are_one_line(soft: int, hard: int, expected: int | 
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert told == str(expected or "expected a limit of at least 128 open files, found 64: ulimit -n 1024")
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        ("1m", "expected 4 MB of shared memory for 4 processes of models, found 1 MB free (Docker: --shm-size)"),
+        ("4m", "enough"),
+        ("0", "enough"),  # no limit
+        ("1m,mode=555", "expected a writable folder for shared memory, found none"),
+    ],
+)
+def test_too_little_shared_memory_is_one_line(tmp_path: Path, size: str, told: str) -> None:
+    published(tmp_path, versions=3, instances="instance_group [{ count: 1 }, { count: 1 }]")
+    (tmp_path / "damaged").mkdir()
+    code = """if True:
+        import sys
+        from serving.preflight import Arguments, LauncherError, check_shared_memory
+        try:
+            check_shared_memory(Arguments([f"--model-repository={sys.argv[1]}"]))
+            print("enough")
+        except LauncherError as error:
+            print(error)
+    """
+    alone = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
+    small = [*alone, f'mount -t tmpfs -o size={size} tmpfs /dev/shm && exec setpriv --bounding-set -all "$@"', "sh"]
+    if subprocess.run([*small, "true"], capture_output=True).returncode:
+        pytest.skip("this system lets nobody mount")
+    command = [*small, sys.executable, "-c", code, str(tmp_path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.strip().removeprefix("/dev/shm: ") == told

@@ -30,6 +30,7 @@ ANSWER_S = 2.0
 LOAD_S = 120.0  # a load includes the warm-up
 SPLIT_BY_SHELL = re.compile(r"[\s|&;<>()$`\\\"'*?\[\]#~!{}^]")  # Triton starts a model's process by a shell
 EXPLICIT_MODE = "--model-control-mode=explicit --load-model=*"
+UNKNOWN_CALL = (404, 405, 501)  # HTTP statuses of servers that know no such path, or no POST there
 NOT_READY = "Server not ready"  # Triton's message if it could not apply an option at its start
 NOT_EXPLICIT = "explicit model load / unload is not allowed"  # Triton's message in its other two modes
 
@@ -180,10 +181,13 @@ def _check_name(model: str) -> None:
 
 
 def _reason(error: urllib.error.HTTPError, address: str) -> str:
+    """Triton's reason, else the status. Raises Unreachable for another program, which does not know the call."""
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
     except (OSError, ValueError, HTTPException, KeyError, TypeError):
         reason = f"HTTP status {error.code}"
+        if error.code in UNKNOWN_CALL:
+            raise Unreachable(f"no Triton server at {address} ({reason})") from error
     if error.code == 403:
         place = control_key.folders()[0] / address.rpartition(":")[2]
         reason += f" (no right key in {place}; who started the server has it: --key-file FILE, or --header NAME:VALUE)"

@@ -35,6 +35,7 @@ def test_list_says_what_is_served(folder: Path) -> None:
         b"SSH-2.0-OpenSSH_9.6\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]",
         b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"hello": []}',
+        b"HTTP/1.1 501 Unsupported method ('POST')\r\nContent-Length: 6\r\n\r\n<html>",
     ],
 )
 def test_a_port_that_does_not_speak_http_or_triton_is_no_server(folder: Path, answer: bytes) -> None:

@@ -11,6 +11,8 @@ BROKEN = {
         b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{",
         "{}: HTTP status 400",
     ),
+    "another program": (reply(b"<html>", "404 Not Found"), "no Triton server at {} (HTTP status 404)"),
+    "Triton's own": (reply(b'{"error": "no such model"}', "404 Not Found"), "{}: no such model"),
 }
 
 

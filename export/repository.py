@@ -31,14 +31,19 @@ def repository() -> None:
 def list_(repository: Path, servers: tuple[str, ...], header: dict[str, str], key: str | None) -> None:
     """List the versions of every model, served or not, with accuracy, error and size."""
     from export.publishing.promote import connect
+    from serving.model_control_client import Refused
 
     models = models_of(repository)
-    live = connect(servers, header, key=key)
+    try:
+        live, note = connect(servers, header, key=key), ""
+    except Refused as refusal:
+        live, note = None, f"; {refusal}"
     loaded = live.served() if live else None
     click.echo(f"{'model':16} {'version':>7} {'served':8} {'accuracy %':>10} {'max error':>9} {'MB':>6}  rewrites")
     problems = for_published(models, lambda model_dir: print_versions(model_dir, loaded))
-    absent = f"; no server answers at {', '.join(missing)}" if (missing := _absent(live, servers)) else ""
-    click.echo(f"served: by {_named(live.addresses) if live else 'config.pbtxt'}{absent}")
+    if not note and (missing := _absent(live, servers)):
+        note = f"; no server answers at {', '.join(missing)}"
+    click.echo(f"served: by {_named(live.addresses) if live else 'config.pbtxt'}{note}")
     expect_no_problems(repository, problems)
 
 

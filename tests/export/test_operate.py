@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from artifacts import engine
 from operating import NOWHERE, error, ok, operate, states
-from raw_server import answering
+from raw_server import answering, reply
 
 from common.repository import versions
 from export.publishing.artifact import read_version
@@ -41,6 +41,15 @@ def test_list_says_what_is_served(folder: Path) -> None:
 def test_a_port_that_does_not_speak_http_or_triton_is_no_server(folder: Path, answer: bytes) -> None:
     with answering(lambda path: [answer]) as url:
         assert ok(folder, "list", server=url).splitlines()[-1].endswith(f"no server answers at {url}")
+
+
+def test_list_says_what_is_served_by_the_files_where_a_server_does_not(folder: Path) -> None:
+    """Such as another user's server, or a proxy."""
+    with answering(lambda path: [reply(b'{"error": "This API is restricted"}', "403 Forbidden")]) as url:
+        output = ok(folder, "list", server=url)
+        assert f"{url}: This API is restricted" in error(folder, "rollback", "vitbn", server=url)
+    assert states(output)[-1] == ("vitbn", "3", "default")
+    assert output.splitlines()[-1].startswith(f"served: by config.pbtxt; {url}: This API is restricted (no right key ")
 
 
 def test_a_port_by_its_name_is_no_server(folder: Path) -> None:

@@ -30,8 +30,8 @@ class Framing:
     size:     (height, width) in pixels.
     resample: the filter, from FILTERS.
     like:     the library whose rounding is repeated.
-    fill:     levels (0 to 255) of the padding of a picture smaller than the crop: grey, or red, green and blue; empty:
-              no padding.
+    fill:     levels (0 to 255) of the padding of a picture smaller than the crop: for all channels, or red, green and
+              blue; empty: no padding.
     Raises ValueError for other values.
     """
 

@@ -67,7 +67,7 @@ def _resized(image: Image.Image, columns: int, rows: int, framing: Framing) -> I
 def _padded(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
     """Pads a smaller picture equally on all sides; an odd row is added below, an odd column at the right."""
     across, down = max(0, width - image.width), max(0, height - image.height)
-    colour = fill[0] if image.mode == "L" else (fill[0], fill[1], fill[2])
+    colour = fill[0] if image.mode == "L" else (fill[0], fill[len(fill) // 2], fill[-1])
     return ImageOps.expand(image, (across // 2, down // 2, across - across // 2, down - down // 2), colour)
 
 

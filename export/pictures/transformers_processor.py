@@ -17,7 +17,7 @@ from export.pictures.processor import BYTE, Processor, ProcessorJson, Size
 NOT_CROPPING = ("ViT", "Pvt", "Siglip", "Segformer", "DINOv3ViT", "Beit")  # unless do_center_crop is true
 CROPPING = ("DeiT", "CLIP", "Bit", "MobileNetV1", "MobileNetV2", "Levit", "MobileViT", "PoolFormer")
 WITH_CROP_PCT = ("ConvNext", "PoolFormer")
-SQUARE = ("ViT", "Pvt", "Segformer", "DeiT", "Beit")  # a size that is a single number means both sides
+SQUARE = ("ViT", "Pvt", "Segformer", "DeiT", "DINOv3ViT", "Beit")  # a size that is a single number means both sides
 POOLFORMER_CROP = 0.9  # the default of crop_pct
 TYPES = tuple(dict.fromkeys((*NOT_CROPPING, *CROPPING, *WITH_CROP_PCT)))
 DEFAULT_CROPS = dict.fromkeys((*CROPPING, "Beit"), 224) | {"MobileViT": 256}  # sides in pixels

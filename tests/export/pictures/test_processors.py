@@ -55,6 +55,7 @@ TIMM = {
     "of two sides": {"input_size": [3, 256, 128], "crop_pct": 0.95},
     "squash": {"input_size": [3, 224, 224], "crop_pct": 0.95, "crop_mode": "squash"},
     "border": {"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "border"},
+    "border of one level": {"input_size": [3, 224, 224], "crop_pct": 1.0, "crop_mode": "border", "mean": [0.5]},
     "default": {"input_size": [3, 160, 160], "interpolation": "nearest"},
 }
 
@@ -128,7 +129,7 @@ def test_pixels_are_those_of_timm(name: str, tmp_path: Path) -> None:
     given = {"mean": MEAN, "std": STD, **TIMM[name]}
     transform = data.create_transform(**data.resolve_data_config({}, pretrained_cfg=given))
     processor = read(tmp_path, {"architecture": "vit", "pretrained_cfg": given})
-    mean, std = (np.array(numbers).reshape(3, 1, 1) for numbers in (MEAN, STD))
+    mean, std = (np.array(given[name]).reshape(-1, 1, 1) for name in ("mean", "std"))
     for what, image in PICTURES.items():
         levels = 255 * (transform(image.convert("RGB")).numpy().astype(np.float64) * std + mean)
         assert np.abs(ours(image, processor) - levels).max() <= 1 + ROUNDING, what
@@ -160,6 +161,7 @@ OLDER: list[tuple[str, dict[str, Any], Any, int, int]] = [  # their keys, and wh
     ("ViT", {"size": 224}, "squash", 224, 224),
     ("CLIP", {"size": 224, "crop_size": 224, "do_center_crop": True}, "short side", 224, 224),
     ("Beit", {"size": 224, "crop_size": 224, "do_center_crop": False}, "squash", 224, 224),
+    ("DINOv3ViT", {"size": 256, "crop_size": 224, "do_center_crop": True, "resample": 2}, "squash", 256, 224),
     ("Levit", {"size": 224, "do_center_crop": True}, "short side", 256, 224),
     ("ConvNext", {"size": 224, "crop_pct": 0.875}, "short side", 256, 224),
     ("ConvNext", {"size": 384, "crop_pct": 0.875}, "squash", 384, 384),
@@ -178,7 +180,8 @@ def test_older_files_without_todays_keys_are_read(
     kind: str, keys: dict[str, Any], fit: Any, side: int, crop: int, tmp_path: Path
 ) -> None:
     found = read(tmp_path, {**USUAL, **keys, "feature_extractor_type": f"{kind}FeatureExtractor"})
-    assert (found.framing, found.size) == (Framing(fit, (side, side), "bicubic", "transformers"), (crop, crop))
+    resample = "bilinear" if keys.get("resample") == 2 else "bicubic"
+    assert (found.framing, found.size) == (Framing(fit, (side, side), resample, "transformers"), (crop, crop))
     assert found.bgr == (kind == "MobileViT")
     if kind == "ViT":
         assert read(tmp_path, {**USUAL, **keys, "default_to_square": True}) == found

@@ -32,7 +32,7 @@ from models.training.recipe import TrainingError, TrainingOptions
 
 
 def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
-    """Raises TrainingError if the teacher reads other images than `config`, or has another number of classes."""
+    """Raises TrainingError if the teacher reads other images than `config`, or has other classes."""
     try:
         teacher = checkpoint.load(path)
     except checkpoint.CheckpointError as error:
@@ -40,6 +40,9 @@ def load_teacher(path: Path, config: ModelConfig) -> checkpoint.Checkpoint:
     for name in ("channels", "image_size", "num_classes"):
         if (expected := getattr(config, name)) != (found := getattr(teacher.config, name)):
             raise TrainingError(f"teacher {path}: expected {name} {expected}, found {found}")
+    for number, (ours, theirs) in enumerate(zip(config.labels, teacher.config.labels, strict=True)):
+        if ours != theirs:
+            raise TrainingError(f"teacher {path}: expected {ours!r} as class {number}, found {theirs!r}")
     channels_last(teacher.model)
     return teacher
 

@@ -108,6 +108,9 @@ def test_a_teacher_that_cannot_teach(tmp_path, some_digits, teacher):
     options = replace(PLAIN, teacher=str(teacher))
     with pytest.raises(TrainingError, match=r"teacher.safetensors: expected image_size \(14, 14\), found \(28, 28\)"):
         list(train(replace(TINY, image_size=(14, 14)), some_digits, options, tmp_path / "r", False, print))
+    letters = replace(TINY, labels=tuple("012345678O"))
+    with pytest.raises(TrainingError, match=r"teacher.safetensors: expected 'O' as class 9, found '9'"):
+        list(train(letters, some_digits, options, tmp_path / "r", False, print))
     assert not (tmp_path / "run.safetensors").exists()
 
 

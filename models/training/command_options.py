@@ -74,7 +74,7 @@ def read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -
         return
     try:
         values = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
     not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to"}
     known = {option.name for option in ctx.command.params} - not_options

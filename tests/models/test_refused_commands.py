@@ -63,6 +63,7 @@ ROWS = [
     *((train, f"--model vitbn --params '{name}'", 2, said) for name, (_, said) in OPTIONS.items()),
     (train, "--params text", 2, f"text: {NO_OPTIONS}"),
     (train, "--params nothing", 2, f"nothing: {NO_OPTIONS}"),
+    (train, "--params deep", 2, f"deep: {NO_OPTIONS} maximum recursion depth exceeded"),
     (train, "--report /proc/report.html", 1, "Error: /proc/report.html: No such file or directory"),
     *(
         (train, f"--dim {dim} --device cpu", 1, f"fits its memory, found depth 1, dim {dim}, heads 8")
@@ -105,6 +106,7 @@ def place(tmp_path_factory, small_mnist):
         (folder / name).write_text("mine")
     for name, (options, _) in OPTIONS.items():
         (folder / name).write_text(json.dumps(options))
+    (folder / "deep").write_text("[" * 100_000)
     (folder / "mnist").symlink_to(small_mnist)
     random_networks.saved(folder / "saved", TINY)
     save(folder / "vit", build(VIT), VIT, {})

@@ -16,7 +16,7 @@ DARK, LIGHT = 64, 191  # border levels: a background below DARK is dark, above L
 CONTRAST = 32  # a pixel of the thing differs from the border by more levels
 SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos of each class must have the same background
 FILL_PERCENTILE = 0.5  # percent of the training photos that fill less than `fill`
-MEASURED_IMAGES = 4000  # at most so many training photos, evenly spaced
+MEASURED_IMAGES = 4000  # at most so many training photos, evenly spaced, and all of a class that has none of these
 
 
 def background_and_fill(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> dict[str, Any]:
@@ -24,8 +24,11 @@ def background_and_fill(images: NDArray[np.uint8], labels: NDArray[np.int64]) ->
     backgrounds differ.
     """
     every = -(-len(images) // MEASURED_IMAGES)
-    measured, labels = images[::every], labels[::every]
-    levels = [border_levels(measured[labels == label]) for label in np.unique(labels)]  # by class
+    measured, of_measured = images[::every], labels[::every]
+    levels = [  # by class
+        border_levels(own if len(own := measured[of_measured == label]) else images[labels == label])
+        for label in np.unique(labels)
+    ]
     dark, light = min(float((own < DARK).mean()) for own in levels), min(float((own > LIGHT).mean()) for own in levels)
     if max(dark, light) < SAME_BACKGROUND_SHARE:
         return {}

@@ -177,6 +177,8 @@ def test_a_rare_class_with_another_background_is_not_inverted() -> None:
     images = np.stack([thing(0, 128, 2)] * 999 + [thing(255, 128, 2)])
     assert background_and_fill(images, np.zeros(1000, np.int64))["background"] == "dark"
     assert background_and_fill(images, np.repeat([0, 1], [999, 1])) == {}
+    many = np.concatenate([np.repeat(images[:1], 9_998, axis=0), images[-1:]])  # every third is measured, not the last
+    assert background_and_fill(many, np.repeat([0, 1], [9_998, 1])) == {}
 
 
 @pytest.fixture

@@ -181,6 +181,8 @@ def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, met
     }
     buffer = io.BytesIO()
     torch.save(resumable, buffer)
+    if len(epochs) == 1:  # the state of a run that is replaced would resume that run
+        output.with_suffix(RESUME).unlink(missing_ok=True)
     checkpoint.save(output, state.kept, config, metrics)
     state.stamp = stamp(output)
     series = metrics | {"config": asdict(config), "series": epochs}

@@ -53,6 +53,17 @@ def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits, interrupt):
     assert_identical(path, tmp_path / "whole.safetensors")
 
 
+def test_a_training_that_cannot_be_written_does_not_resume_as_the_one_that_it_replaces(tmp_path, some_digits):
+    path = tmp_path / "run.safetensors"
+    run(path, some_digits)
+    path.with_suffix(".json").unlink()
+    path.with_suffix(".json").mkdir()
+    with pytest.raises(FileExistsError):
+        run(path, some_digits)
+    with pytest.raises(TrainingError, match=r"run\.resume\.pt: expected the state .* to resume, found no such file"):
+        run(path, some_digits, resume=True)
+
+
 def test_two_trainings_at_once_do_not_replace_each_other(tmp_path, some_digits):
     path, again = tmp_path / "run.safetensors", replace(OPTIONS, seed=1)
     epochs = train(

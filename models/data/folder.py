@@ -7,6 +7,7 @@ prepared as clients prepare photos; or DataError.
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def load_folder(
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
     paths, several = [file.path for part in parts for file in part], list[Path]()
     try:
+        _check_memory(len(paths) * math.prod(size))
         read = _read_all(folder, paths, lambda path: _read_pixels(path, size, lambda _: several.append(path)))
         images = _of_equal_channels(read)  # (n, C, H, W)
     except MemoryError as error:
@@ -65,6 +67,12 @@ def load_folder(
         notes=(*files.notes, *_first_frames(folder, several), *_copies(kept)),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
+
+
+def _check_memory(needed: int) -> None:
+    """Raises MemoryError for more bytes than the machine has: Linux would end the process only once they are filled."""
+    if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise MemoryError
 
 
 def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:

@@ -108,3 +108,9 @@ def test_a_folder_is_refused_with_the_reason(tmp_path, lines, place, held_out, s
     subprocess.run(["bash", "-ec", lines], cwd=tmp_path, check=True)
     with pytest.raises(DataError, match=said):
         load_folder(tmp_path / place, held_out=held_out)
+
+
+def test_pictures_larger_than_the_memory_are_refused_before_they_are_read(tmp_path):
+    striped_folder(tmp_path / "cloth")
+    with pytest.raises(DataError, match=r"cloth: expected pictures that fit the memory, found \d+ of 1000000x1000000 "):
+        load_folder(tmp_path / "cloth", (1_000_000, 1_000_000))

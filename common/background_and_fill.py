@@ -16,7 +16,7 @@ DARK, LIGHT = 64, 191  # border levels: a background below DARK is dark, above L
 CONTRAST = 32  # a pixel of the thing differs from the border by more levels
 SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos of each class must have the same background
 FILL_PERCENTILE = 0.5  # percent of the training photos that fill less than `fill`
-MEASURED_IMAGES = 4000  # at most so many training photos, evenly spaced, and all of a class that has none of these
+MEASURED_IMAGES = 4000  # evenly spaced training photos. A class without a photo among these is measured whole.
 
 
 def background_and_fill(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Control:
         self._ask(f"v2/repository/models/{model}/unload", {}, timeout_s)
 
     def _ask(self, path: str, content: dict[str, Any] | None, timeout_s: float) -> Any:
-        """Posts JSON, or gets where `content` is None, and returns the answer's JSON.
+        """Returns the answer's JSON. With `content` the request is a POST of JSON, without it a GET.
 
         Triton rarely ends a connection without an answer; the call is then repeated, which is safe for every call here.
         """

@@ -65,7 +65,7 @@ def test_all_readers_serve_the_same_versions(
 
 @pytest.fixture
 def ascii_locale() -> Iterator[None]:
-    """The locale C, of which Python without its UTF-8 mode reads text as ASCII."""
+    """The locale C. In this locale Python reads text as ASCII, unless its UTF-8 mode is on."""
     before = locale.setlocale(locale.LC_CTYPE)
     locale.setlocale(locale.LC_CTYPE, "C")
     yield

@@ -116,7 +116,7 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
 
 
 def _sliced_elements(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The library reads few ends as that before the first element: of [::-1] it drops the last element."""
+    """Cuts vectors of sizes. The library does not know PyTorch's end of [::-1], and drops the last element."""
     source, cuts = node.inputs[0], slices(node, 1)
     elements = context.get_symbolic_value(source) if source is not None else None
     if elements is not None and cuts and source is not None and source.shape is not None and source.shape.rank() == 1:
@@ -194,19 +194,19 @@ def _set_elements(context: ShapeInferenceContext, value: ir.Value, elements: lis
 
 
 def _cast(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """A Cast to bool or to few bits may change sizes; the library keeps them."""
+    """A Cast to bool, or to a number of few bits, may change a size. The library keeps the size."""
     out = node.outputs[0]
     if out.dtype not in KEPT_BY_CASTS and (elements := context.get_symbolic_value(out)):
         _set_elements(context, out, [context.new_symbolic_dim() for _ in elements])
 
 
 def _gather(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Elements of a table with several axes, whose rows the library takes for single elements."""
+    """Takes rows of sizes from a table with several axes. The library takes single elements in their place."""
     table, indices = node.inputs[0], constant(node.inputs[1])
-    elements = context.get_symbolic_value(table) if table is not None else None
-    if not elements or indices is None or table is None or table.shape is None or table.shape.rank() < 2:
+    if table is None or table.shape is None or table.shape.rank() < 2 or indices is None:
         return
-    if product(table.shape.dims) == len(elements):
+    elements = context.get_symbolic_value(table) or []
+    if elements and product(table.shape.dims) == len(elements):
         rows = np.arange(len(elements)).reshape(table.shape.numpy())
         chosen = rows.take(indices, attribute_int(node, "axis", 0)).ravel()
         _set_elements(context, node.outputs[0], [elements[place] for place in chosen])
@@ -233,7 +233,9 @@ def _float_quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
     """6.0 / 4.0 is no integer; the library divides as integers."""
     out = node.outputs[0]
     if out.dtype not in WHOLE_NUMBERS and (elements := context.get_symbolic_value(out)):
-        _set_elements(context, out, [context.new_symbolic_dim() if isinstance(e, int) else e for e in elements])
+        _set_elements(
+            context, out, [context.new_symbolic_dim() if isinstance(size, int) else size for size in elements]
+        )
 
 
 def _difference(context: ShapeInferenceContext, node: ir.Node) -> None:

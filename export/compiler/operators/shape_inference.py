@@ -1,8 +1,9 @@
 """Infers the shapes and dtypes of all values, in place.
 
 The library onnx_shape_inference does this. This file corrects its answers where a free axis may be shorter than the
-library assumes, and adds operators that the library does not know. In: a graph with a symbol for each free dimension of
-its inputs. The names that the file gives to the dimensions of other values are ignored: they may be wrong.
+library assumes, and adds operators that the library does not know; size_arithmetic.py corrects its sums of sizes. In:
+a graph with a symbol for each free dimension of its inputs. The names that the file gives to the dimensions of other
+values are ignored: they may be wrong.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
-import numpy as np
 import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
-from export.compiler.graph.constants import constant, integers
+from export.compiler.graph.constants import integers
 from export.compiler.graph.symbolic_shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
+from export.compiler.operators import size_arithmetic
 from export.compiler.operators.table import BROADCASTING
 
-KEPT_BY_CASTS = {*WHOLE_NUMBERS, ir.DataType.FLOAT, ir.DataType.DOUBLE}  # dtypes that hold all sizes
 Inference = Callable[[ShapeInferenceContext, ir.Node], None]
 
 
@@ -115,14 +115,6 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
     out.shape = ir.Shape(dims)
 
 
-def _sliced_elements(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Cuts vectors of sizes. The library does not know PyTorch's end of [::-1], and drops the last element."""
-    source, cuts = node.inputs[0], slices(node, 1)
-    elements = context.get_symbolic_value(source) if source is not None else None
-    if elements is not None and cuts and source is not None and source.shape is not None and source.shape.rank() == 1:
-        _set_elements(context, node.outputs[0], elements[slice(*cuts[0])])
-
-
 def _with_free_starts(
     context: ShapeInferenceContext, node: ir.Node, before: Sequence[Dim], after: Sequence[Dim]
 ) -> list[Dim]:
@@ -185,112 +177,6 @@ def _cache(context: ShapeInferenceContext, node: ir.Node) -> None:
     for value in node.outputs[1:3]:
         if value.shape is not None:
             value.shape = ir.Shape([*value.shape.dims[:2], context.new_symbolic_dim(), value.shape.dims[3]])
-
-
-def _set_elements(context: ShapeInferenceContext, value: ir.Value, elements: list[Dim]) -> None:
-    """Replaces the elements, and the constant that the library made of them."""
-    value.const_value = None
-    context.set_symbolic_value(value, elements)
-
-
-def _cast(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """A Cast to bool, or to a number of few bits, may change a size. The library keeps the size."""
-    out = node.outputs[0]
-    if out.dtype not in KEPT_BY_CASTS and (elements := context.get_symbolic_value(out)):
-        _set_elements(context, out, [context.new_symbolic_dim() for _ in elements])
-
-
-def _gather(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Takes rows of sizes from a table with several axes. The library takes single elements in their place."""
-    table, indices = node.inputs[0], constant(node.inputs[1])
-    if table is None or table.shape is None or table.shape.rank() < 2 or indices is None:
-        return
-    elements = context.get_symbolic_value(table) or []
-    if elements and product(table.shape.dims) == len(elements):
-        rows = np.arange(len(elements)).reshape(table.shape.numpy())
-        chosen = rows.take(indices, attribute_int(node, "axis", 0)).ravel()
-        _set_elements(context, node.outputs[0], [elements[place] for place in chosen])
-
-
-def _minimum(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Names the minimum of a number and a free size; the library does not."""
-    operands = _operands(context, node)
-    numbers, sizes = [[size for size in operands if isinstance(size, int) is is_int] for is_int in (True, False)]
-    if len(node.inputs) == 2 and len(numbers) == len(sizes) == 1:
-        context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
-
-
-def _quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """batch * n divided by batch is n: `mask.view(batch, -1)` is exported so. The library divides only numbers."""
-    operands = _operands(context, node)
-    if len(operands) == 2 and isinstance(operands[0], ir.SymbolicDim) and operands[1] != 0:
-        quotient = operands[0] // operands[1]
-        if same(quotient * operands[1], operands[0]):
-            context.set_symbolic_value(node.outputs[0], [number(quotient)])
-
-
-def _float_quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """6.0 / 4.0 is no integer; the library divides as integers."""
-    out = node.outputs[0]
-    if out.dtype not in WHOLE_NUMBERS and (elements := context.get_symbolic_value(out)):
-        _set_elements(
-            context, out, [context.new_symbolic_dim() if isinstance(size, int) else size for size in elements]
-        )
-
-
-def _difference(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """n - n is 0: a decoder computes so where its queries begin among the keys. The library does not see it."""
-    operands = _operands(context, node)
-    if len(operands) == 2 and same(*operands):
-        context.set_symbolic_value(node.outputs[0], [0])
-
-
-def _equal(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """Sizes are at least 0, and so no -1: TorchScript asks that for `expand(-1, ...)`. The library compares nothing.
-
-    Elements may also be differences of sizes, which may be negative. Of other vectors the constant may be infinite.
-    """
-    left, right = (context.get_symbolic_value(value) if value is not None else None for value in node.inputs)
-    if not left or not right or node.outputs[0].shape is None:
-        return
-    count = max(len(left), len(right))
-    pairs = [*zip(left * (count // len(left)), right * (count // len(right)), strict=False)]
-    known = [_are_equal(node, *pair) for pair in pairs]
-    if len(pairs) == count and None not in known and node.outputs[0].shape.rank() == 1:
-        node.outputs[0].const_value = ir.tensor(np.array(known, np.bool_))
-
-
-def _are_equal(node: ir.Node, left: Dim, right: Dim) -> bool | None:
-    """None if that is unknown, as of a number that a size may be: an empty batch has the size 0."""
-    size, wanted = (left, right) if isinstance(right, int) else (right, left)
-    if isinstance(size, int) or not isinstance(wanted, int):
-        return size == wanted if isinstance(size, int) and isinstance(wanted, int) else None
-    return False if wanted < least(size) and _is_size(node, str(size)) else None
-
-
-def _is_size(node: ir.Node, expression: str) -> bool:
-    """Whether an expression is a size of the graph, or made of such and numbers by + and *: then it is at least 0."""
-    graph = node.graph
-    values = [*graph.inputs, *(value for other in graph for value in other.outputs)] if graph is not None else []
-    sizes = {str(dim) for value in values if value.shape is not None for dim in value.shape.dims}
-    parts = re.split(r"[ *+()]+", expression)
-    return expression in sizes or all(not part or part.isdecimal() or part in sizes for part in parts)
-
-
-def _where(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The elements that a known condition chooses of vectors of sizes."""
-    condition, *choices = node.inputs
-    first, second = (context.get_symbolic_value(value) if value is not None else None for value in choices)
-    known = constant(condition)
-    if known is not None and known.ndim == 1 and first and second and len(first) == len(second) == known.size:
-        chosen = [left if flag else right for flag, left, right in zip(known, first, second, strict=True)]
-        context.set_symbolic_value(node.outputs[0], chosen)
-
-
-def _operands(context: ShapeInferenceContext, node: ir.Node) -> list[Dim]:
-    """The inputs that are a single known number or size; other inputs are left out."""
-    vectors = [context.get_symbolic_value(value) if value is not None else None for value in node.inputs]
-    return [vector[0] for vector in vectors if vector is not None and len(vector) == 1]
 
 
 def _reshape(context: ShapeInferenceContext, node: ir.Node) -> None:
@@ -406,18 +292,18 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     **{("", name): (_pool,) for name in ("AveragePool", "LpPool", "MaxPool")},
     **{("", name): (_along_axis,) for name in ("Compress", "Unique")},
     ("", "Attention"): (_attention,),
-    ("", "Cast"): (_cast,),
-    ("", "Div"): (_quotient, _float_quotient, _broadcast),
-    ("", "Equal"): (_broadcast, _equal),
-    ("", "Gather"): (_gather,),
-    ("", "Min"): (_minimum, _broadcast),
-    ("", "Sub"): (_difference, _broadcast),
+    ("", "Cast"): (size_arithmetic.cast,),
+    ("", "Div"): (size_arithmetic.quotient, size_arithmetic.float_quotient, _broadcast),
+    ("", "Equal"): (_broadcast, size_arithmetic.equal),
+    ("", "Gather"): (size_arithmetic.gather,),
+    ("", "Min"): (size_arithmetic.minimum, _broadcast),
+    ("", "Sub"): (size_arithmetic.difference, _broadcast),
     ("", "Reshape"): (_reshape,),
     ("", "Resize"): (_resize,),
-    ("", "Slice"): (_slice, _sliced_elements),
+    ("", "Slice"): (_slice, size_arithmetic.cut),
     ("", "Split"): (_split,),
     ("", "Squeeze"): (_squeeze,),
-    ("", "Where"): (_broadcast, _where),
+    ("", "Where"): (_broadcast, size_arithmetic.where),
     ("com.microsoft", "GroupQueryAttention"): (_cache,),
     ("com.microsoft", "QLinearAveragePool"): (_channels_last,),
     ("com.microsoft", "QLinearGlobalAveragePool"): (_channels_last,),

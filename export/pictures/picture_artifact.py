@@ -74,8 +74,8 @@ def make_picture_artifact(
         raise
     except ForeignError as error:  # its hint names options of `vitbn rewrite`
         raise type(error)(error.reason) from error
-    except ConfigError as error:
-        raise PublishError(f"{file}: {error}") from error
+    except ConfigError as error:  # of the labels
+        raise PublishError(f"--{error}") from error
     except Exception as error:  # libraries fail in many ways on unknown graphs
         original.check_runs()  # a damaged graph has its reason in ONNX Runtime
         raise PublishError(f"{file}: expected a graph that can be read, found {type(error).__name__} in it") from error

@@ -218,6 +218,8 @@ def test_names_that_two_classes_share_get_their_number(tmp_path: Path) -> None:
         ({"outputs": ("image_embeds",)}, "output image_embeds: expected scores of classes, found others"),
         ({"classes": 1}, "expected scores of two classes or more (batch, classes), found (1, 1)"),
         ({"labels": ["a", "b"]}, "net.onnx has 5 classes, found 2"),
+        ({"labels": ["a", "b\t", "c", "d", "e"]}, "expected printable names that are not empty, found 'b\\t'"),
+        ({"labels": ["a", "a", "a (1)", "b", "c"]}, "expected a different name for each class, found 'a (1)'"),
         (
             {"processor": lambda found: from_options(MEAN, STD, 1, "box", (32, 32))},
             "expected a processor for the network's 16x16 pixels, found 32x32",
@@ -231,8 +233,7 @@ def test_another_network_or_labels_or_a_processor_of_another_are_refused_in_a_li
     with pytest.raises(ExportError) as refusal:
         made(tmp_path, **variation)
     assert found in str(refusal.value)
-    begins = "--labels: expected 5 names, as " if "labels" in variation else f"{tmp_path / 'net.onnx'}: "
-    assert str(refusal.value).startswith(begins)
+    assert str(refusal.value).startswith("--labels: " if "labels" in variation else f"{tmp_path / 'net.onnx'}: ")
     assert "\n" not in str(refusal.value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 from common.picture_formats import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from common.plurals import counted
-from models.data.dataset import DataError, Dataset
+from models.data.dataset import DataError, Dataset, Part
 from models.data.list_class_pictures import PictureFile, find_files, left_out, pictures, shown
-from models.data.split import Record, copies, of_several_classes, record_of, split, split_again
+from models.data.split import Record, record_of, split, split_again
 from models.networks.config import ModelConfig
 
 SIDE = 28  # pixels
@@ -51,20 +52,18 @@ def load_folder(
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
         raise DataError(f"{folder}: expected pictures that fit the memory, found {found} pixels") from error
-    train, held, test = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
+    split_images = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
+    train, held, test = ((pixels, _labels(part)) for pixels, part in zip(split_images, parts, strict=True))
     return Dataset(
-        name=str(folder),
-        train_images=train,
-        train_labels=_labels(files.train),
-        test_images=test,
-        test_labels=_labels(files.test),
-        held=(held, _labels(files.held_out)) if len(held) else None,
+        str(folder),
+        *(*train, *test),
+        held=held if len(held[0]) else None,
         labels=files.classes,
         preprocessing="photo",
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=kept,
-        notes=(*files.notes, *_first_frames(folder, several), *_copies(kept)),
+        notes=(*files.notes, *_first_frames(folder, several), *_copies(train, held, test, files.classes)),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
 
@@ -81,13 +80,18 @@ def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
     return (f"Read of several frames or pages, the first: {number}, such as {first}",) * bool(several)
 
 
-def _copies(record: Record) -> tuple[str, ...]:
-    notes = []
-    if count := copies(record):
-        tested = sum(len(digests.split()) for digests in record["test"].values())
-        fact = f"{count} of {tested} test pictures are copies of pictures to train on"
-        notes.append(f"{fact}: the accuracy is too high; remove the copies")
-    if several := of_several_classes(record):
+def _copies(train: Part, held: Part, test: Part, classes: Sequence[str]) -> tuple[str, ...]:
+    """Lines for the user on pictures of equal pixels, as the network reads them."""
+    notes, earlier, names = list[str](), set[tuple[int, int]](), defaultdict[int, set[str]](set)
+    for part, (images, labels) in (("", train), ("held-out", held), ("test", test)):
+        pixels = [(int(label), hash(image.tobytes())) for image, label in zip(images, labels, strict=True)]
+        if part and (count := sum(picture in earlier for picture in pixels)):
+            fact = f"{count} of {len(pixels)} {part} pictures are copies of pictures to train on"
+            notes.append(f"{fact}: the accuracy is too high; remove the copies")
+        earlier |= {*pixels}
+    for label, digest in earlier:
+        names[digest].add(classes[label])
+    if several := [sorted(each) for each in names.values() if len(each) > 1]:
         verb = "is" if len(several) == 1 else "are"
         fact = f"{counted(len(several), 'picture')} {verb} in several classes, such as in {' and '.join(min(several))}"
         notes.append(f"{fact}: no model can tell which is right; keep each in one class")

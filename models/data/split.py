@@ -54,25 +54,6 @@ def split(files: PictureFiles, held_out: int | None) -> PictureFiles:
     return replace(files, train=train, held_out=held, test=test)
 
 
-def copies(record: Record) -> int:
-    """The number of test pictures that are, byte for byte, also pictures of their class to train on or held out."""
-    trained = {*_pictures(record["train"]), *_pictures(record["held_out"])}
-    return sum(picture in trained for picture in _pictures(record["test"]))
-
-
-def of_several_classes(record: Record) -> list[tuple[str, ...]]:
-    """The classes of each picture that is in several, byte for byte."""
-    classes: dict[str, set[str]] = defaultdict(set)
-    for name, digest in (picture for part in record.values() for picture in _pictures(part)):
-        classes[digest].add(name)
-    return [tuple(sorted(names)) for names in classes.values() if len(names) > 1]
-
-
-def _pictures(part: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Class and digest of each picture."""
-    return [(name, digest) for name, digests in part.items() for digest in digests.split()]
-
-
 def split_again(files: PictureFiles, record: Record) -> PictureFiles:
     """The parts of `record`; pictures that it does not name are left out. Raises DataError if a picture is missing."""
     classes = tuple(record.get("train", ()))

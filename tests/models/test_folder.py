@@ -169,6 +169,19 @@ def test_pictures_of_several_classes_are_said(folder):
     assert "copies" not in told
 
 
+def test_copies_in_another_format_and_in_the_held_out_part_are_said(tmp_path):
+    for name, number, *places in (
+        *(("cat", 0, "train/0.bmp", "val/0.png"), ("cat", 1, "train/1.bmp", "test/0.png"), ("cat", 2, "test/1.png")),
+        *(("dog", 3, "train/0.bmp"), ("dog", 4, "val/0.png", "test/0.png")),
+    ):
+        noise = Image.fromarray(np.random.default_rng(number).integers(0, 256, (28, 28), np.uint8))
+        for part, file in (place.split("/") for place in places):
+            (tmp_path / part / name).mkdir(parents=True, exist_ok=True)
+            (noise.convert("RGB") if file.endswith("png") else noise).save(tmp_path / part / name / file)
+    fact = "pictures are copies of pictures to train on: the accuracy is too high; remove the copies"
+    assert load_folder(tmp_path).notes == (f"1 of 2 held-out {fact}", f"2 of 3 test {fact}")
+
+
 def test_links_to_folders_are_not_followed_and_said_and_a_pipe_stops_nothing(folder, tmp_path):
     os.mkfifo(folder / "stripes/pipe.png")
     (tmp_path / "elsewhere").mkdir()

@@ -44,10 +44,10 @@ def load_folder(
     files = find_files(folder)
     files = split_again(files, record) if record else split(files, held_out)
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
-    paths, several = [file.path for part in parts for file in part], list[Path]()
+    paths, several, white = [file.path for part in parts for file in part], list[Path](), list[Path]()
     try:
         _check_memory(len(paths) * math.prod(size))
-        read = _read_all(folder, paths, lambda path: _read_pixels(path, size, lambda _: several.append(path)))
+        read = _read_all(folder, paths, lambda path: _read_pixels(path, size, several, white))
         images = _of_equal_channels(read)  # (n, C, H, W)
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
@@ -63,7 +63,10 @@ def load_folder(
         patch_size=(_patch(size[0]), _patch(size[1])),
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=kept,
-        notes=(*files.notes, *_first_frames(folder, several), *_copies(train, held, test, files.classes)),
+        notes=(
+            *(*files.notes, *_first_frames(folder, several), *_white(folder, white)),
+            *_copies(train, held, test, files.classes),
+        ),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
 
@@ -75,9 +78,16 @@ def _check_memory(needed: int) -> None:
 
 
 def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
-    first = shown(str(several[0].relative_to(folder))) if several else ""
-    number = counted(len(several), "picture")
-    return (f"Read of several frames or pages, the first: {number}, such as {first}",) * bool(several)
+    return (f"Read of several frames or pages, the first: {_such_as(folder, several)}",) if several else ()
+
+
+def _white(folder: Path, white: Sequence[Path]) -> tuple[str, ...]:
+    fact = "All white, as transparent pixels become white; give them a background"
+    return (f"{fact}: {_such_as(folder, white)}",) if white else ()
+
+
+def _such_as(folder: Path, paths: Sequence[Path]) -> str:
+    return f"{counted(len(paths), 'picture')}, such as {shown(str(paths[0].relative_to(folder)))}"
 
 
 def _copies(train: Part, held: Part, test: Part, classes: Sequence[str]) -> tuple[str, ...]:
@@ -167,10 +177,16 @@ def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], obje
     return photo_pixels(picture, (config.channels, height, width))
 
 
-def _read_pixels(path: Path, size: tuple[int, int], noted: Callable[[str], object]) -> NDArray[np.uint8]:
-    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W). `noted`: as `read_picture` takes it."""
-    picture = read_picture(path, noted)
-    return photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
+def _read_pixels(path: Path, size: tuple[int, int], several: list[Path], white: list[Path]) -> NDArray[np.uint8]:
+    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W).
+
+    `several` gets the path if the picture has several frames, `white` if all that it shows is white on transparency.
+    """
+    picture = read_picture(path, lambda _: several.append(path))
+    pixels = photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
+    if picture.has_transparency_data and pixels.min() == 255:
+        white.append(path)
+    return pixels
 
 
 def _of_equal_channels(images: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:

@@ -182,6 +182,15 @@ def test_copies_in_another_format_and_in_the_held_out_part_are_said(tmp_path):
     assert load_folder(tmp_path).notes == (f"1 of 2 held-out {fact}", f"2 of 3 test {fact}")
 
 
+def test_white_drawings_on_transparency_are_said(folder):
+    """Transparent pixels become white, so nothing is left of them."""
+    for path in folder.glob("*/*.png"):
+        drawing = Image.open(path)
+        Image.merge("LA", (Image.new("L", drawing.size, 255), drawing)).save(path)
+    told = "All white, as transparent pixels become white; give them a background: 60 pictures, such as "
+    assert any(note.startswith(told) for note in load_folder(folder).notes)
+
+
 def test_links_to_folders_are_not_followed_and_said_and_a_pipe_stops_nothing(folder, tmp_path):
     os.mkfifo(folder / "stripes/pipe.png")
     (tmp_path / "elsewhere").mkdir()

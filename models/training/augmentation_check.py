@@ -24,7 +24,7 @@ MOST, MOST_NUMBERS = 1000, 16_000_000  # limits of the pictures that are compare
 FEWEST_COMPARED = 16  # pictures: what fewer show is chance
 QUANTILES = torch.linspace(0.05, 0.95, 10)  # of a channel's levels; extremes are noise
 EASY = 0.9  # share of right answers from which distortions put more at risk than they can gain
-ERRORS = 2  # a smaller lead, in standard errors of a share at most, is chance
+ERRORS = 2  # a smaller lead, in standard errors of a difference of two shares at most, is chance
 RIDGE = 0.03  # beside a kernel whose mean diagonal is 1
 
 
@@ -33,7 +33,7 @@ def hide_classes(images: NDArray[np.uint8], labels: NDArray[np.int64], augment: 
     if (count := len(_compared(images))) < FEWEST_COMPARED:
         return False
     unchanged, changed = shares_right(images, labels, augment, mixup)
-    return unchanged >= EASY or unchanged > changed + ERRORS / math.sqrt(count)
+    return unchanged >= EASY or unchanged > changed + ERRORS * math.sqrt(0.5 / count)
 
 
 def shares_right(

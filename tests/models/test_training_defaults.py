@@ -125,6 +125,13 @@ def test_a_few_pictures_of_many_pixels_judge_nothing(side):
     assert not augmentation_check.hide_classes(images, np.zeros(20, np.int64), "turn", 0.0)
 
 
+@pytest.mark.parametrize(("lead", "hidden"), [(0.13, False), (0.15, True)])
+def test_a_lead_of_two_standard_errors_of_a_difference_is_no_chance(lead, hidden, monkeypatch):
+    """Of 100 pictures such an error is at most sqrt(2 x 0.25 / 100), 7 points."""
+    monkeypatch.setattr(augmentation_check, "shares_right", lambda *unused: (0.6 + lead, 0.6))
+    assert augmentation_check.hide_classes(np.zeros((100, 1, 8, 8), np.uint8), np.zeros(100), "turn", 0.4) == hidden
+
+
 @pytest.mark.parametrize("labels", [[0] * 16, [*range(10), *range(6)], [0] * 15 + [1]])
 def test_pictures_that_are_all_alike_and_classes_of_one_picture_are_no_error(labels):
     assert USUAL in tried(dataset(np.zeros((16, 1, 28, 28)), np.array(labels)))

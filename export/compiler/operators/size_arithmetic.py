@@ -112,13 +112,22 @@ def _is_size(node: ir.Node, expression: str) -> bool:
 
 
 def where(context: ShapeInferenceContext, node: ir.Node) -> None:
-    """The elements that a known condition chooses of vectors of sizes."""
+    """The elements that a known condition chooses of vectors of sizes.
+
+    The condition may be longer than both vectors. The library gives the output as many elements as they have.
+    """
     condition, *choices = node.inputs
+    out = node.outputs[0]
     first, second = (context.get_symbolic_value(value) if value is not None else None for value in choices)
-    known = constant(condition)
-    if known is not None and known.ndim == 1 and first and second and len(first) == len(second) == known.size:
-        chosen = [left if flag else right for flag, left, right in zip(known, first, second, strict=True)]
-        context.set_symbolic_value(node.outputs[0], chosen)
+    if not first or not second or out.shape is None:
+        return
+    known, count = constant(condition), product(out.shape.dims)
+    if known is not None and known.ndim == out.shape.rank() == 1 and {len(first), len(second)} <= {1, known.size}:
+        pairs = zip(first * (known.size // len(first)), second * (known.size // len(second)), strict=True)
+        chosen = [left if flag else right for flag, (left, right) in zip(known, pairs, strict=True)]
+        _set_elements(context, out, chosen)
+    elif isinstance(count, int) and count != len(context.get_symbolic_value(out) or [0] * count):
+        _set_elements(context, out, [context.new_symbolic_dim() for _ in range(count)])
 
 
 def _set_elements(context: ShapeInferenceContext, value: ir.Value, elements: list[Dim]) -> None:

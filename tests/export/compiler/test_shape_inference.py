@@ -116,6 +116,8 @@ def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, exp
         "c = Cast<to = 9>(sizes) v = Cast<to = 7>(c)",
         "r = Unsqueeze(sizes, first) v = Gather(r, zero)",
         "f = Cast<to = 1>(sizes) t = Cast<to = 1>(large) q = Div(f, t) c = Ceil(q) v = Cast<to = 7>(c)",
+        "s = ReduceSum<keepdims = 0>(x, axes) o = Cast<to = 9>(s) c = Where(o, three, three) t = ConstantOfShape(c)"
+        " v = Shape(t)",
     ],
 )
 def test_elements_that_the_library_takes_for_others(nodes: str) -> None:
@@ -123,7 +125,12 @@ def test_elements_that_the_library_takes_for_others(nodes: str) -> None:
     given = {name: np.array([value]) for name, value in [("last", -1), ("far", far), ("first", 0), ("back", -1)]}
     nodes = f"sizes = Shape(x) large = Mul(sizes, hundred) {nodes} y = Add(v, v)"
     model = parse(
-        f"{HEAD} (float[2, 6, 4] x) => (int64 y) {{ {nodes} }}", **given, hundred=np.array(101), zero=np.array(0)
+        f"{HEAD} (float[2, 6, 4] x) => (int64 y) {{ {nodes} }}",
+        **given,
+        hundred=np.array(101),
+        zero=np.array(0),
+        three=np.array(3),
+        axes=np.array([1, 2]),
     )
     prepare(prepared := model.clone())
     check_equal(model, prepared, {"x": np.zeros((2, 6, 4), np.float32)})

@@ -256,7 +256,7 @@ class _Candidates:
         if self.unsupported:
             hint = f"--dims {dims} sets other sizes" if dims else ""
             return type(self.unsupported)(str(self.unsupported), hint)
-        if " that is stale, " in self.reason:
+        if " that is stale, " in self.reason or "Expected: 0 " in self.reason:  # no size helps an axis of fixed size 0
             return BadRequest(self.reason)
         if batch := self._only_batch():
             reason = f"expected the file to run at any size that it declares free: {self.reason}"

@@ -221,6 +221,16 @@ def test_stale_inner_shapes_are_named(tmp_path: Path) -> None:
     assert "--dims" not in result.output
 
 
+def test_no_size_is_asked_for_an_axis_that_is_fixed_at_0(tmp_path: Path) -> None:
+    """Some exporters write 0 for a free axis; ONNX Runtime takes the number as it is."""
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[0, 5, 4] x) => (float[0, 5, 4] y) { y = MatMul(x, w) }'
+    onnx.save(ir.to_proto(parse(text, w=np.eye(4, dtype=np.float32))), path := tmp_path / "in.onnx")
+    result = run(path, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert result.exit_code == 2
+    assert "Got: 1 Expected: 0" in result.output
+    assert "--dims" not in result.output
+
+
 def test_given_inputs_may_be_the_only_ones(tmp_path: Path) -> None:
     """A detector answers noise with 7e-6, which float32 does not resolve; here the numbers cancel."""
     network = parse(

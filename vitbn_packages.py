@@ -1,13 +1,15 @@
 """Prints errors as one line instead of a traceback.
 
 Importing this module installs a hook for errors that no code caught: another package that hides a folder of this
-project, a missing extra, Ctrl-C. Other errors keep their traceback. `one_line_errors` does the same in a command, for
-errors of the operating system and errors that the project defines.
+project, a missing extra, Ctrl-C, a full disk under standard output. Other errors keep their traceback.
+`one_line_errors` does the same in a command, for errors of the operating system and errors that the project defines.
+Importing it also opens the standard streams that the caller has closed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_tb
 from types import TracebackType
 
 HERE = Path(__file__).resolve().parent
@@ -80,7 +83,28 @@ def in_words(error: BaseException) -> str:
     """The error's message; for an error of the operating system `FILE: reason`, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
-    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    name = _output_name() if is_of_output(error) else error.filename
+    return error.strerror if name is None else f"{name}: {error.strerror}"
+
+
+def is_of_output(error: BaseException) -> bool:
+    """Whether a `click.echo` failed, as on a full disk."""
+    if not isinstance(error, OSError):
+        return False
+    import click
+
+    frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    return frames[-1:] == [click.echo.__code__]
+
+
+def _output_name() -> str:
+    """Standard output, with its path if it is a file. Discards its unwritten text, which would fail again."""
+    try:
+        path = str(Path("/proc/self/fd/1").readlink())  # a pipe has no path
+    except OSError:
+        path = ""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return f"standard output ({path})" if path.startswith("/") else "standard output"
 
 
 def is_ours(error: Exception) -> bool:
@@ -114,10 +138,22 @@ def _interrupted(error: BaseException) -> bool:
 
 def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     line = "Aborted!" if _interrupted(error) else foreign_package(error) or missing_package(error)
+    if line is None and is_of_output(error):
+        line = f"Error: {in_words(error)}"
     if line is None:
         sys.__excepthook__(kind, error, trace)
     else:
         print(line, file=sys.stderr)
 
 
+def _open_streams() -> None:
+    """Opens a standard stream that the caller has closed, as by `2>&-`: the next file would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
+
+
+_open_streams()
 sys.excepthook = _excepthook

@@ -23,6 +23,7 @@ from clients.connection_options import FILE, connection_options, parse_options
 from clients.errors import ClientError, InvalidImage
 from clients.options import DEFAULTS, Options
 from common.plurals import counted
+from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -150,19 +151,8 @@ def _run(
     except OSError as error:  # of standard output: all other errors are ClientErrors
         if error.errno == errno.EPIPE:
             return OUTPUT_CLOSED
-        raise click.ClickException(f"{_output_name()}: {error.strerror}") from error
+        raise click.ClickException(printable(in_words(error))) from error
     return PICTURES_FAILED if printer.failures else REJECTED if printer.rejected else 0
-
-
-def _output_name() -> str:
-    """Standard output, with its path if it is a file."""
-    from clients.printing import printable
-
-    try:
-        path = os.readlink("/proc/self/fd/1")  # noqa: PTH115 (a pipe has no path)
-    except OSError:
-        path = ""
-    return f"standard output ({printable(path)})" if path.startswith("/") else "standard output"
 
 
 def _read_labels(paths: tuple[str, ...], labels: str) -> list[int]:

@@ -80,7 +80,7 @@ def probe(
         result = probe_server(url, models, headers, timeout, repositories)
         if health:
             health.update(result)
-        print(result.to_json(), flush=True)
+        click.echo(result.to_json())
         if every is None:
             sys.exit(0 if result.ok else 1)
         time.sleep(every)

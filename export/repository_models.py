@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitbn_packages import in_words
+from vitbn_packages import in_words, is_of_output
 
 if TYPE_CHECKING:
     from export.publishing.manifest import Network, Origin
@@ -59,9 +59,9 @@ def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
             continue
         try:
             action(model_dir)
-        except BrokenPipeError:  # of the output, not of the model
-            raise
         except (PublishError, OSError) as error:
+            if is_of_output(error):
+                raise
             click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
             failures += 1
     return failures

@@ -36,6 +36,7 @@ from serving.preflight import (
     check_repositories,
     check_shared_memory,
 )
+from vitbn_packages import install
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -62,8 +63,6 @@ def pytriton_folder() -> Path:
     """The folder of nvidia-pytriton's package. Raises LauncherError."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or spec.origin is None:
-        from vitbn_packages import install
-
         raise LauncherError(f"no native tritonserver found, and nvidia-pytriton is not installed: {install('serve')}")
     check_numpy(importlib.metadata.version("numpy"))
     return Path(spec.origin).parent

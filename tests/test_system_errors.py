@@ -1,7 +1,10 @@
 """The system's errors name what the user typed and the reason, neither a temporary file nor a number."""
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,3 +87,31 @@ def test_known_errors_end_a_command_in_one_line(error: Exception) -> None:
 def test_a_fault_of_the_code_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="too few values"), one_line_errors():
         raise ValueError("too few values")
+
+
+def ended(words: list[str], redirected: str) -> tuple[int, str]:
+    """The exit code and the errors of a command whose streams a shell redirects; Python buffers its output."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = ["bash", "-c", f'exec "$@" {redirected}', "bash", sys.executable, "-m", *words]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize("words", ["vitbn models", "vitbn --help", "vitbn probe --url 127.0.0.1:1"])
+def test_a_full_disk_under_the_output_is_one_line(words: str) -> None:
+    line = "Error: standard output (/dev/full): No space left on device\n"
+    assert ended(words.split(), ">/dev/full") == (1, line)
+
+
+@pytest.mark.slow
+def test_a_full_disk_under_the_output_is_no_fault_of_a_model(repository: Path) -> None:
+    line = "Error: standard output (/dev/full): No space left on device\n"
+    for action in ("list", "verify"):
+        assert ended(["vitbn", "repository", action, "--repository", str(repository)], ">/dev/full") == (1, line)
+
+
+@pytest.mark.parametrize("program", ["vitbn", "serving.serve", "serving.launcher"])
+def test_a_stream_that_the_caller_closed_is_open(program: str) -> None:
+    """The supervisor ended silently, and the server would have written its log into a client's socket."""
+    look = f"import os, sys, {program}; sys.exit(os.system('readlink /proc/self/fd/2 | grep -qx /dev/null'))"
+    assert subprocess.run(["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", sys.executable, "-c", look]).returncode == 0

@@ -1,18 +1,23 @@
-"""Writes a file completely or not at all, hashes files, and makes errors name the file."""
+"""Writes a file completely or not at all, hashes files, makes errors name the file, sweeps temporary folders."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 import shlex
+import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
 from typing import IO
+
+LOCKED_S = 60.0
 
 
 @contextmanager
@@ -84,6 +89,33 @@ def check_writable(folder: Path) -> None:
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     with naming(folder):
         TemporaryFile(dir=nearest).close()
+
+
+@contextmanager
+def swept_folder(prefix: str) -> Iterator[Path]:
+    """Yields a temporary folder, and removes those that killed processes of this user left under this prefix.
+
+    A living process has its folder locked, at the latest LOCKED_S after it made the folder.
+    """
+    for old in Path(gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError):  # locked, or another user's, or no folder
+            status = old.lstat()
+            if status.st_uid == os.getuid() and status.st_mtime < time.time() - LOCKED_S:
+                with _locked(old):
+                    shutil.rmtree(old)
+    with TemporaryDirectory(prefix=prefix) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock. Raises OSError if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256(content: bytes | Path) -> str:

@@ -6,13 +6,13 @@ block, or of this process, ends its processes and removes its shared memory and 
 
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from common.files import swept_folder
 from serving import control_key
 from serving.child import Child, ChildFailed
 from serving.ports import answers, free_ports
@@ -55,8 +55,8 @@ def running_server(
     Triton 2.51 sometimes crashes while it starts: after a first crash it is started once more.
     """
     crashed = False
-    with tempfile.TemporaryDirectory(prefix="tritonserver-") as folder:
-        log_path = Path(folder, "server.log")
+    with swept_folder("vitbn-server-") as folder:
+        log_path = folder / "server.log"
         for _ in range(PORT_ATTEMPTS):
             with _child(repository, arguments, log_path, supervised) as (child, server):
                 try:

@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from common import files
-from common.files import write_atomically
+from common.files import swept_folder, write_atomically
 
 KILLED = """
 import os, signal, sys
@@ -72,3 +73,18 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     assert path.read_bytes() == b"old"
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_temporary_folder_of_a_dead_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a living process, of the last minute and of another prefix none is."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead, new, other = (tmp_path / name for name in ("keys-dead", "keys-new", "others"))
+    for folder in (dead, new, other):
+        folder.mkdir()
+        (folder / "keys").touch()
+    with swept_folder("keys-") as living:
+        for folder in (dead, other, living):
+            os.utime(folder, (0, 0))
+        with swept_folder("keys-") as second:
+            assert {*tmp_path.iterdir()} == {new, other, living, second}
+    assert {*tmp_path.iterdir()} == {new, other}

@@ -7,14 +7,13 @@ then exit code 0. How to operate a fleet: deploy/README.md, "One machine, severa
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from common.files import swept_folder
 from serving.fleet.member import DEVICES, Member, share
 from serving.parse_triton_arguments import Arguments, without
 from serving.proxy.envoy_config import ProxyError
@@ -145,9 +144,9 @@ def serve_fleet(
         tls=tls,
         keys=keys,
     )
-    with tempfile.TemporaryDirectory(prefix="fleet-") as folder:
+    with swept_folder("vitbn-fleet-") as folder:  # with the keys
         try:
-            fleet = Fleet(members, Proxy(settings, Path(folder), Path(folder, "envoy.log")), metrics_port)
+            fleet = Fleet(members, Proxy(settings, folder, folder / "envoy.log"), metrics_port)
         except OSError as error:
             raise ValueError(f"port {metrics_port} of the fleet: {error.strerror}") from error
         fleet.listen()

@@ -9,6 +9,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks.studies.study_writer import StudyError
+from common.files import reason
 
 CHANCE = [{"test_accuracy": 0.1}]  # the series of a run without epochs
 
@@ -35,7 +36,7 @@ class Results:
                 self._contents[study] = content = json.loads(path.read_bytes())
                 content["scope"], content["runs"][0]
             except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-                raise StudyError(f"{path}: expected the result of a study, found {error!r}") from error
+                raise StudyError(f"{path}: expected the result of a study, found {reason(error)}") from error
         return self._contents[study]
 
     def seeds(self, key: Key) -> Seeds:

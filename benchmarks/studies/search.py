@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import write_atomically
+from common.files import reason, write_atomically
 from models.networks.config import BY_TOKEN, TRANSFORMER_NAMES, Augmentation, ModelName
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def read(path: Path, search: Search) -> list[Trial]:
         saved_search = dict(saved["search"])
         trials = [Trial(**{name: value for name, value in row.items() if name != "trial"}) for row in saved["trials"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SearchError(f"{path}: expected the trials of a search, found {error!r}") from error
+        raise SearchError(f"{path}: expected the trials of a search, found {reason(error)}") from error
     for name, value in json.loads(json.dumps(asdict(search))).items():
         if (found := saved_search.get(name)) != value:
             raise SearchError(f"{path}: expected a search with {name} {value}, found {found}; name another --output")

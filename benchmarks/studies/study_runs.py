@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.studies.grids import Extent, Fields, Study
 from benchmarks.studies.study_writer import TIMING, WITH_TEACHER_CACHE, Result, StudyError, result
-from common.files import write_atomically
+from common.files import reason, write_atomically
 from models.catalog import SHIPPED, relative, shipped
 from models.networks.config import ConfigError, ModelConfig
 
@@ -219,7 +219,7 @@ def _read(folder: Path, run: Run) -> dict[str, Any]:
             metrics = json.loads(path.read_bytes())
             series = [{name: round(epoch[name], 8) for name in FIGURES} for epoch in metrics["series"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StudyError(f"{path}: expected the series of a training, found {error!r}") from error
+            raise StudyError(f"{path}: expected the series of a training, found {reason(error)}") from error
     return {
         "label": run.label,
         "at": dict(run.at),

@@ -6,6 +6,7 @@ Trials never use test images. The same command continues a stopped search.
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator
@@ -164,7 +165,7 @@ def _run(search: Search, data: Dataset, device: str, count: int, output: Path, t
     if search.speed:
         click.echo(f"On the frontier: trials {', '.join(str(trials.index(trial) + 1) for trial in front(trials))}")
     else:
-        click.echo(f"Train with the best: python models/train.py --params {written[-1]}")
+        click.echo(f"Train with the best: {shlex.join(['vitbn', 'train', '--params', str(written[-1])])}")
 
 
 def run_trials(

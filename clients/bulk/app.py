@@ -80,11 +80,11 @@ def bulk(
         raise click.BadParameter(
             f"expected a folder or storage that processes share, found {output}", param_hint="output"
         )
-    if engine == "processes":
-        fork_server.start()
-    elif processes:
+    if engine == "ray" and processes:
         raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
     try:
+        if engine == "processes":
+            fork_server.start()
         job, target = _prepare_job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
     except (ClientError, OSError, ImportError, ValueError) as error:

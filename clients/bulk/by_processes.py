@@ -65,8 +65,9 @@ class _Worker:
         """Sends the part to the process; `connection` becomes readable when the part ends."""
         if self._process is None:
             self.connection, far_end = CONTEXT.Pipe()
-            self._process = CONTEXT.Process(target=_serve, args=(self._job, far_end), daemon=True)
-            self._process.start()
+            process = CONTEXT.Process(target=_serve, args=(self._job, far_end), daemon=True)
+            process.start()
+            self._process = process
             far_end.close()  # else the death of the process would not end the pipe
         self.part, self.attempt = part, attempt
         with suppress(OSError):  # the process has died; `outcome` reports it

@@ -4,6 +4,7 @@ This module imports little, so that the process starts before the driver imports
 """
 
 import multiprocessing
+import tempfile
 from multiprocessing import forkserver
 
 PRELOADED = ["clients.bulk.scoring", "onnxruntime", "pyarrow.parquet"]
@@ -12,6 +13,12 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Starts the process and does not wait for its imports."""
+    """Starts the process and does not wait for its imports. Raises OSError."""
     CONTEXT.set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
+    try:
+        forkserver.ensure_running()
+    except OSError as error:
+        if error.errno:
+            raise
+        folder = tempfile.gettempdir()  # the path of a socket has at most 107 bytes
+        raise OSError(f"{folder}: expected a shorter path for sockets, found {error}: TMPDIR names another") from error

@@ -126,6 +126,12 @@ def test_a_file_without_trials_is_named_and_kept(tmp_path, content):
     assert path.read_bytes() == content
 
 
+def test_a_cut_file_of_trials_is_refused_in_words(tmp_path):
+    (path := tmp_path / "vitbn.trials.json").write_text("{")
+    with pytest.raises(SearchError, match="expected the trials of a search, found Expecting property name"):
+        read(path, SEARCH)
+
+
 @pytest.mark.parametrize(
     ("where", "name", "value"),
     [

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """Six trials; the Gaussian process proposed the last."""
-    folder = tmp_path_factory.mktemp("uninterrupted")
+    folder = tmp_path_factory.mktemp("not interrupted")
     run(folder, "--trials", 6)
     return folder
 
@@ -44,6 +44,7 @@ def test_a_finished_search_is_shown_again(uninterrupted):
     printed = run(uninterrupted, "--trials", 6)
     assert {path.name: path.read_bytes() for path in uninterrupted.iterdir()} == before
     assert "vitbn on 120 images of digits, measured on 287 held out; epochs a trial: 1; cpu, seed 0" in printed
+    assert f"Train with the best: vitbn train --params '{uninterrupted / 'vitbn.best.json'}'\n" in printed
     header, *rows = [line for line in printed.splitlines() if re.match(r"trial| +\d", line)]
     assert {len(row) for row in rows} == {len(header)}
     so_far = 0.0

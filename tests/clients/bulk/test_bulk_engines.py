@@ -73,6 +73,20 @@ def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
     assert "tried again" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("ulimit -n 16", "Error: Too many open files"), ("TMPDIR={long}", "expected a shorter path for sockets, found ")],
+)
+def test_a_machine_without_room_for_workers_is_no_traceback(tmp_path, rows, network, limit, expected):
+    (long := tmp_path / ("n" * 100)).mkdir()
+    words = ["bash", "-c", f'{limit.format(long=long)}; export TMPDIR; exec "$@"', "bash"]
+    many = ("--processes", "16")
+    done = subprocess.run([*words, *command(rows, tmp_path / "out", network, many)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert expected in done.stderr.splitlines()[-1]
+    assert "AttributeError" not in done.stderr
+
+
 @pytest.mark.slow
 def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
     copy = tmp_path / rows.name

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import secrets
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
+from tempfile import TemporaryFile, mkdtemp
 from typing import IO
-
-LOCKED_S = 60.0
 
 
 @contextmanager
@@ -92,28 +90,42 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def swept_folder(prefix: str) -> Iterator[Path]:
-    """Yields a temporary folder, and removes those that killed processes of this user left under this prefix.
+def swept_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """Yields a new, locked folder in `parent` and removes it afterwards; first those that killed processes left there.
 
-    A living process has its folder locked, at the latest LOCKED_S after it made the folder.
+    Another process may take the new folder for a dead process's before it is locked, and remove it; then a further
+    folder is made. Raises OSError.
     """
-    for old in Path(gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):  # locked, or another user's, or no folder
-            status = old.lstat()
-            if status.st_uid == os.getuid() and status.st_mtime < time.time() - LOCKED_S:
-                with _locked(old):
-                    shutil.rmtree(old)
-    with TemporaryDirectory(prefix=prefix) as folder, _locked(Path(folder)):
-        yield Path(folder)
+    for old in parent.glob(f"{glob.escape(prefix)}*"):
+        with suppress(OSError), _locked(old) as stale:  # its process may remove it just now, or it is another user's
+            if stale:
+                shutil.rmtree(old, ignore_errors=True)
+    while True:
+        folder = Path(mkdtemp(prefix=prefix, dir=parent))
+        with ExitStack() as stack:
+            try:
+                locked = stack.enter_context(_locked(folder))
+            except FileNotFoundError:
+                continue
+            if locked and folder.exists():
+                try:
+                    yield folder
+                finally:
+                    shutil.rmtree(folder, ignore_errors=True)
+                return
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock. Raises OSError if another process holds it."""
+def _locked(folder: Path) -> Iterator[bool]:
+    """Locks the folder within the block; yields False if another process has the lock."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
+        except BlockingIOError:
+            locked = False
+        yield locked
     finally:
         os.close(descriptor)
 

@@ -6,6 +6,7 @@ block, or of this process, ends its processes and removes its shared memory and 
 
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def running_server(
     Triton 2.51 sometimes crashes while it starts: after a first crash it is started once more.
     """
     crashed = False
-    with swept_folder("vitbn-server-") as folder:
+    with swept_folder(Path(tempfile.gettempdir()), "vitbn-server-") as folder:
         log_path = folder / "server.log"
         for _ in range(PORT_ATTEMPTS):
             with _child(repository, arguments, log_path, supervised) as (child, server):

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -75,16 +74,12 @@ def test_a_kill_leaves_nothing(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_temporary_folder_of_a_dead_process_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a living process, of the last minute and of another prefix none is."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead, new, other = (tmp_path / name for name in ("keys-dead", "keys-new", "others"))
-    for folder in (dead, new, other):
+def test_a_folder_of_a_dead_process_is_removed(tmp_path: Path) -> None:
+    """Of a living process and of another prefix none is."""
+    dead, other = tmp_path / "keys-dead", tmp_path / "others"
+    for folder in (dead, other):
         folder.mkdir()
         (folder / "keys").touch()
-    with swept_folder("keys-") as living:
-        for folder in (dead, other, living):
-            os.utime(folder, (0, 0))
-        with swept_folder("keys-") as second:
-            assert {*tmp_path.iterdir()} == {new, other, living, second}
-    assert {*tmp_path.iterdir()} == {new, other}
+    with swept_folder(tmp_path, "keys-") as living, swept_folder(tmp_path, "keys-") as second:
+        assert {*tmp_path.iterdir()} == {other, living, second}
+    assert [*tmp_path.iterdir()] == [other]

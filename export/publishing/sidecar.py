@@ -5,19 +5,16 @@ In: an artifact and the path of the model; or that path. Out: the files, written
 
 from __future__ import annotations
 
-import fcntl
-import glob
 import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from common.files import naming, naming_if_unnamed
+from common.files import naming, naming_if_unnamed, swept_folder
 from common.repository import SAMPLE_FILE
 from common.sample import is_sample
 from export.errors import PublishError
@@ -72,39 +69,13 @@ def staged(output: Path) -> Iterator[Path]:
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     _check_replaced(output)
-    prefix = f".{output.name}.vitbn-"
-    for staging in output.parent.glob(f"{glob.escape(prefix)}*"):
-        with suppress(FileNotFoundError), _locked(staging) as stale:  # the folder's process may remove it just now
-            if stale:
-                shutil.rmtree(staging, ignore_errors=True)
-    with _ended_by_sigterm(), _staging_folder(output, prefix) as folder:
+    with _ended_by_sigterm(), ExitStack() as stack:
+        with naming(output):
+            folder = stack.enter_context(swept_folder(output.parent, f".{output.name}.vitbn-"))
         with naming_if_unnamed(output):
             yield folder / output.name
         for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):  # the model last
             path.replace(output.parent / path.name)
-
-
-@contextmanager
-def _staging_folder(output: Path, prefix: str) -> Iterator[Path]:
-    """Yields a new, locked folder beside `output`, and removes it afterwards.
-
-    Another run for `output` may take the new folder for a stale folder before it is locked, and remove it; then a
-    further folder is made.
-    """
-    while True:
-        with naming(output):
-            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-        with ExitStack() as stack:
-            try:
-                locked = stack.enter_context(_locked(folder))
-            except FileNotFoundError:
-                continue
-            if locked and folder.exists():
-                try:
-                    yield folder
-                finally:
-                    shutil.rmtree(folder, ignore_errors=True)
-                return
 
 
 def _check_replaced(output: Path) -> None:
@@ -138,21 +109,6 @@ def _weights_of(model: Path) -> list[Path]:
         return [path.resolve() for path in weight_files(read_model(model))]
     except (ForeignError, OSError):
         return []
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Locks the folder within the block; yields False if another process has the lock."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            locked = True
-        except BlockingIOError:
-            locked = False
-        yield locked
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -7,9 +7,11 @@ then exit code 0. How to operate a fleet: deploy/README.md, "One machine, severa
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
@@ -144,7 +146,7 @@ def serve_fleet(
         tls=tls,
         keys=keys,
     )
-    with swept_folder("vitbn-fleet-") as folder:  # with the keys
+    with swept_folder(Path(tempfile.gettempdir()), "vitbn-fleet-") as folder:  # with the keys
         try:
             fleet = Fleet(members, Proxy(settings, folder, folder / "envoy.log"), metrics_port)
         except OSError as error:

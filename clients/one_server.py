@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, ServerUnavailable
 from clients.options import Options, Tls
+from common.files import reason
 from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 
 _BUSY = ("StatusCode.RESOURCE_EXHAUSTED", "429")
@@ -58,7 +59,7 @@ class Server:
             if self._is_http:
                 self._client._stub.trace_configs.append(_no_redirects())
         except OSError as error:
-            raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {error}") from error
+            raise ServerUnavailable(f"expected PEM files for TLS to {address}, found {reason(error)}") from error
 
     def _http_settings(self, context: ssl.SSLContext | None) -> dict[str, Any]:
         connections = self._options.concurrency + 1  # the last for requests other than inference

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from common.files import reason
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -59,7 +61,7 @@ class IdxFile:
             try:
                 self._data = _unzipped(raw or stack.enter_context(Path(path).open("rb")))
             except (OSError, ValueError) as error:
-                raise self.error(f"{path}: expected an idx file, found {error}") from error
+                raise self.error(f"{path}: expected an idx file, found {reason(error)}") from error
             self.count, self.item_shape = self._header(dimensions)
             self.close = stack.pop_all().close
 

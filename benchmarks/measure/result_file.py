@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.measure.recorded_command_line import command
+from common.files import reason
 from models.training.machine_description import commit, describe
 from vitbn_packages import one_line_errors
 
@@ -62,7 +63,7 @@ def read(path: Path) -> Run:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: expected a JSON file, found {error}") from error
+        raise RunError(f"{path}: expected a JSON file, found {reason(error)}") from error
     _check(str(path), content)
     return Run(**content)
 

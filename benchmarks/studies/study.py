@@ -16,6 +16,7 @@ import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.measure.recorded_command_line import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.study_writer import StudyError
+from common.files import reason
 from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:
@@ -165,7 +166,9 @@ def _fields(path: Path, grid: Study, data: Dataset) -> Fields:
             raise StudyError("expected lr, found none")
         run_at(replace(grid, axes={}, fixed=values), data, {}, {})
     except (OSError, ValueError, TypeError) as error:
-        raise StudyError(f"{path}: expected a JSON object of options for models/train.py, found {error}") from error
+        raise StudyError(
+            f"{path}: expected a JSON object of options for models/train.py, found {reason(error)}"
+        ) from error
     except StudyError as error:
         raise StudyError(f"{path}: {error}") from error
     return values

@@ -260,7 +260,7 @@ def _check_plan(path: Path, plan: dict[str, Any]) -> None:
         try:
             earlier = dict(json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
-            raise StudyError(f"{path}: expected the plan of a study, found {error}") from error
+            raise StudyError(f"{path}: expected the plan of a study, found {reason(error)}") from error
         joining = {name for name, value in plan.items() if isinstance(value, dict) and name not in earlier}
         expected = dict(_leaves({name: value for name, value in plan.items() if name not in joining}))
         found = dict(_leaves(earlier))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.files import write_atomically
+from common.files import reason, write_atomically
 from models.data.dataset import DataError, Dataset, Part
 from models.data.download import cache_folder, download, named_folder
 
@@ -61,7 +61,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise DataError(f"{archive}: expected {member.name} of up to {MAX_BATCH_BYTES} bytes, found {what}")
                 write_atomically(folder / f"{name}.bin", content.read())
     except (OSError, EOFError, KeyError, tarfile.TarError, zlib.error) as error:
-        raise DataError(f"{archive}: expected the archive of CIFAR-10's batches, found {error}") from error
+        raise DataError(f"{archive}: expected the archive of CIFAR-10's batches, found {reason(error)}") from error
 
 
 def load_cifar10(folder: Path) -> Dataset:

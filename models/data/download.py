@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from common.files import reason
 from models.data.dataset import DataError
 
 
@@ -45,6 +46,6 @@ def download(checksums: Mapping[str, str], mirrors: Sequence[str], folder: Path,
             except ValueError as error:  # another checksum
                 reasons.append(f"{mirror}: {' '.join(str(error).split()).partition('. ')[0]}")
             except OSError as error:
-                raise DataError(f"{folder / name}: expected to write it, found {error}") from error
+                raise DataError(f"{folder / name}: expected to write it, found {reason(error)}") from error
         else:
             raise DataError(f"{name}: expected it from a mirror, found {'; '.join(reasons)}. Offline? {otherwise}")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import click
 
 import vitbn_packages
+from common.files import reason
 from models.training.recipe import Numbers, TrainingOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -75,7 +76,7 @@ def read_params(ctx: click.Context, param: click.Parameter, path: Path | None) -
     try:
         values = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise click.BadParameter(f"{path}: expected a JSON object of options, found {error}") from error
+        raise click.BadParameter(f"{path}: expected a JSON object of options, found {reason(error)}") from error
     not_options = {"params", "output", "resume", "overwrite", "report", "track", "data_dir", "adapt_to"}
     known = {option.name for option in ctx.command.params} - not_options
     unknown = sorted(values.keys() - known) if isinstance(values, dict) else [type(values).__name__]

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
-from common.files import sha256, write_atomically
+from common.files import reason, sha256, write_atomically
 from models.checkpoints import checkpoint
 from models.data import Dataset
 from models.data.outlier_exposure import NO_CLASS
@@ -89,7 +89,7 @@ class TeacherCache:
         try:
             stored = load_file(path, device=str(self.images.device))
         except (SafetensorError, OSError) as error:
-            raise TrainingError(f"{path}: expected an epoch of images, found {error}") from error
+            raise TrainingError(f"{path}: expected an epoch of images, found {reason(error)}") from error
         found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in stored.items()}
         expected = {
             "images": ("torch.uint8", tuple(self.images.shape)),
@@ -129,7 +129,7 @@ def _read_origin(path: Path) -> dict[str, object]:
     try:
         origin = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: expected a JSON object, found {error}") from error
+        raise TrainingError(f"{path}: expected a JSON object, found {reason(error)}") from error
     if not isinstance(origin, dict):
         raise TrainingError(f"{path}: expected a JSON object, found {type(origin).__name__}")
     return origin

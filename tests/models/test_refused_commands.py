@@ -62,7 +62,7 @@ ROWS = [
     (train, "--image-size 32 32", 1, "Error: --image-size: expected a folder as --dataset, found digits"),
     *((train, f"--model vitbn --params '{name}'", 2, said) for name, (_, said) in OPTIONS.items()),
     (train, "--params text", 2, f"text: {NO_OPTIONS}"),
-    (train, "--params nothing", 2, f"nothing: {NO_OPTIONS}"),
+    (train, "--params nothing", 2, f"nothing: {NO_OPTIONS} No such file or directory"),
     (train, "--params deep", 2, f"deep: {NO_OPTIONS} maximum recursion depth exceeded"),
     (train, "--report /proc/report.html", 1, "Error: /proc/report.html: No such file or directory"),
     *(

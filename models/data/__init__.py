@@ -70,6 +70,8 @@ def _load_folder(
 ) -> Dataset:
     if folder is None or not folder.is_dir():
         found = "a file" if folder and folder.is_file() else "no such folder"
+        if record:
+            raise DataError(f"{folder}: expected the training's pictures, found {found}; --data-dir names their folder")
         raise DataError(f"{folder}: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {found}")
     from models.data.folder import SIDE, load_folder
 

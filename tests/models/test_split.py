@@ -165,6 +165,15 @@ def test_an_older_checkpoint_of_another_split_is_not_measured(folder):
         load_again(metrics, None)
 
 
+def test_the_folder_of_a_training_that_is_gone_can_be_named(begun):
+    checkpoint = load(begun / "run.safetensors")
+    gone = checkpoint.metrics | {"dataset": "gone", "data_dir": "/gone"}
+    told = "gone: expected the training's pictures, found no such folder; --data-dir names their folder"
+    with pytest.raises(DataError, match=f"^{told}$"):
+        load_again(gone, None)
+    assert load_again(gone, begun / "food").name == "gone"
+
+
 def test_two_runs_of_a_seed_give_the_same_bytes(folder, tmp_path, monkeypatch):
     paths = [tmp_path / name / "run.safetensors" for name in "ab"]
     for path, more in zip(paths, ((), ("--overwrite",)), strict=True):

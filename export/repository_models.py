@@ -60,7 +60,7 @@ def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
         try:
             action(model_dir)
         except (PublishError, OSError) as error:
-            if is_of_output(error):
+            if isinstance(error, BrokenPipeError) or is_of_output(error):
                 raise
             click.echo(f"{model_dir.name:16} {'-':>7}  {in_words(error)}", err=True)
             failures += 1

@@ -55,8 +55,11 @@ def load_folder(
     split_images = np.split(images, np.cumsum([len(part) for part in parts[:-1]]))
     train, held, test = ((pixels, _labels(part)) for pixels, part in zip(split_images, parts, strict=True))
     return Dataset(
-        str(folder),
-        *(*train, *test),
+        name=str(folder),
+        train_images=train[0],
+        train_labels=train[1],
+        test_images=test[0],
+        test_labels=test[1],
         held=held if len(held[0]) else None,
         labels=files.classes,
         preprocessing="photo",
@@ -64,7 +67,9 @@ def load_folder(
         load_options=f"--image-size {size[0]} {size[1]}" + (f" --hold-out {held_out}" if held_out else ""),
         pictures=kept,
         notes=(
-            *(*files.notes, *_first_frames(folder, several), *_white(folder, white)),
+            *files.notes,
+            *_first_frames(folder, several),
+            *_white(folder, white),
             *_copies(train, held, test, files.classes),
         ),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),

@@ -80,6 +80,9 @@ def rewrite_file(path: Path, output: Path, request: Request, say: Callable[[str]
     original = Original(path)
     try:
         return _rewrite(original, output, request, say)
+    except NothingToRewrite:
+        original.check_runs()  # the passes leave alone what they cannot read
+        raise
     except (ForeignError, OSError):
         raise
     except MemoryError as error:

@@ -106,6 +106,8 @@ CIRCLE = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => 
 SIZE = 1 << 40  # also where a rule looks at each index of an axis
 LARGE = f"""<ir_version: 8, opset_import: ["": 18]> g (float[{SIZE}, n, 4] a, float[1, n, 4] b) =>
 (float[{SIZE}, n, 4] y) <int64[3] size = {{{SIZE}, 1, 1}}> {{ e = Expand(b, size) h = MatMul(e, w) y = Add(h, a) }}"""
+WITHOUT_PRODUCTS = """<ir_version: 8, opset_import: ["": 18]>
+g (float[4, 4] x) => (float[4, 4] y) { y = Softmax<axis = 7>(x) }"""
 RUNS = "expected a file that ONNX Runtime runs, found "
 FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit code, parts of the line
     "nothing": (b"", 2, "expected an ONNX model"),
@@ -196,6 +198,11 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         ir.to_proto(parse(LARGE, w=np.ones((4, 4), np.float32))),
         4,
         f"input 'a': expected a size that fits into memory, found ({SIZE}, 5, 4); nothing written",
+    ),
+    "an axis that is not there, in a graph that no pass rewrites": (
+        ir.to_proto(parse(WITHOUT_PRODUCTS)),
+        4,
+        f"{RUNS} … must be in [-2 , 1]. Its actual value is: 7",
     ),
     "an axis that is not there": (softmax(axis=7), 4, f"{RUNS} … 'axis' must be in [-3 , 2]. Its actual value is: 7"),
     "an attribute of another type": (

@@ -10,6 +10,7 @@ const REFRESH_MS = 5000; // between two requests for the models
 const RETRY_MS = 1500; // after a request without an answer
 const HISTORY = 100; // states of the sheet that undo can reach
 const PEN = 0.07; // width of a stroke; lengths on the sheet are shares of its side
+const BARS = 10; // classes that get a bar; of more classes the most probable
 const SENT_SIDE = 280; // pixels of the image that is sent
 const COPY_SIDE = 1024; // pixels of the longer side of a picture on the sheet
 
@@ -298,7 +299,9 @@ function showAnswer(answer, roundTrip_ms) {
   byId("digit").classList.toggle("words", verdict.length > 2);
   byId("remark").textContent = share;
   byId("spoken").textContent = `${verdict}, ${answer.rejected ? "" : "with "}${share}, says ${answer.model}`;
-  showBars(answer.labels, answer.probabilities);
+  showBars(mostProbable(answer));
+  const count = answer.labels.length;
+  byId("classes").textContent = count > BARS ? `The ${BARS} most probable of ${count.toLocaleString("en")} classes` : "";
   showSeen(answer.image);
   byId("seen").setAttribute("aria-label", `What the model saw: ${answer.image.length} rows of pixels`);
   byId("model-version").textContent = `${answer.model}, version ${answer.version}`;
@@ -315,8 +318,9 @@ function showNothing(remark) {
   byId("digit").classList.remove("words");
   byId("remark").textContent = remark;
   byId("spoken").textContent = remark;
-  const labels = [...byId("bars").children].map((row) => row.querySelector(".label").textContent);
-  showBars(labels, labels.map(() => 0));
+  const labels = models.find(({ name }) => name === byId("model").value)?.labels ?? [];
+  showBars(labels.length > BARS ? [] : labels.map((label) => ({ label, share: null })));
+  byId("classes").textContent = "";
   showSeen(null);
   byId("seen").setAttribute("aria-label", "What the model saw: nothing yet");
   for (const id of ["model-version", "inference", "preparation", "round-trip"]) byId(id).textContent = "–";
@@ -325,17 +329,24 @@ function showNothing(remark) {
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const milliseconds = (ms) => `${ms.toFixed(1)} ms`;
 
-function showBars(labels, probabilities) {
+function mostProbable({ labels, probabilities }) {
+  const classes = labels.map((label, index) => ({ label, share: probabilities[index] }));
+  return classes.length > BARS ? classes.sort((one, other) => other.share - one.share).slice(0, BARS) : classes;
+}
+
+// A share is null before there is an answer.
+
+function showBars(classes) {
   const bars = byId("bars");
-  while (bars.children.length > labels.length) bars.lastChild.remove();
-  while (bars.children.length < labels.length) bars.append(newBar());
-  const largest = Math.max(...probabilities);
-  for (const [index, row] of [...bars.children].entries()) {
-    const share = probabilities[index];
-    row.classList.toggle("best", share === largest && largest > 0);
-    row.querySelector(".label").textContent = labels[index];
+  while (bars.children.length > classes.length) bars.lastChild.remove();
+  while (bars.children.length < classes.length) bars.append(newBar());
+  const largest = Math.max(...classes.map(({ share }) => share));
+  for (const [index, { label, share }] of classes.entries()) {
+    const row = bars.children[index];
+    row.classList.toggle("best", share === largest);
+    row.querySelector(".label").textContent = label;
     row.querySelector(".fill").style.transform = `translateX(${100 * share - 100}%)`;
-    row.querySelector(".share").textContent = largest > 0 ? percent(share) : "–";
+    row.querySelector(".share").textContent = share === null ? "–" : percent(share);
   }
 }
 
@@ -364,7 +375,7 @@ function showSeen(rows) {
 
 // The server
 
-let photoModels = new Set(); // names of the models of photos
+let models = []; // as the server last named them
 let isRefreshing = false;
 let refreshTimer = 0;
 
@@ -373,11 +384,11 @@ async function refreshModels() {
   isRefreshing = true;
   let isAnswered = false;
   try {
-    const { models, preferred, left_out: leftOut = [], accepts } = await call("api/models");
-    accepted = accepts;
-    byId("file").accept = accepts.types.join(",");
-    listModels(models, preferred);
-    showLeftOut(leftOut);
+    const answer = await call("api/models");
+    ({ models, accepts: accepted } = answer);
+    byId("file").accept = accepted.types.join(",");
+    listModels(answer.preferred);
+    showLeftOut(answer.left_out ?? []);
     if (newest === answered) showTrouble(null);
     askNewest();
     isAnswered = true;
@@ -404,13 +415,13 @@ function showLeftOut(leftOut) {
 // Models of photos take no strokes.
 
 function modelChanged() {
-  document.body.classList.toggle("photos", photoModels.has(byId("model").value));
+  const model = models.find(({ name }) => name === byId("model").value);
+  document.body.classList.toggle("photos", model?.preprocessing === "photo");
   paint();
   scheduleQuestion(0);
 }
 
-function listModels(models, preferred) {
-  photoModels = new Set(models.filter(({ preprocessing }) => preprocessing === "photo").map(({ name }) => name));
+function listModels(preferred) {
   const select = byId("model");
   const texts = models.map(({ name, test_accuracy: accuracy }) =>
     accuracy === null ? name : `${name} · ${percent(accuracy)} of test images`,
@@ -419,10 +430,6 @@ function listModels(models, preferred) {
   const before = select.value;
   select.replaceChildren(...models.map(({ name }, index) => new Option(texts[index], name)));
   select.value = models.some(({ name }) => name === before) ? before : preferred;
-  if (byId("bars").children.length === 0) {
-    const { labels } = models.find(({ name }) => name === select.value);
-    showBars(labels, labels.map(() => 0));
-  }
   if (select.value !== before) modelChanged();
 }
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.live
 GARMENTS = ModelConfig(
     depth=1, labels=FASHION_MNIST_LABELS, preprocessing="photo", background="dark", fill=0.93, channels=3
 )
+SPECIES = replace(GARMENTS, num_classes=40, labels=tuple(f"a species with a long name, number {n}" for n in range(40)))
 COLOURS = """
 canvas => Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data)
     .filter((_, index) => index % 4 < 3)
@@ -36,8 +38,9 @@ def photos_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("photos")
     repository = folder / "repository"
     publish_shipped(repository, "digits")
-    checkpoint = saved(folder / "garments.safetensors", GARMENTS)
-    publish(repository, "garments", export_checkpoint(checkpoint).artifact, Serving(threads=1, max_batch=8))
+    for name, config in (("garments", GARMENTS), ("species", SPECIES)):
+        checkpoint = saved(folder / f"{name}.safetensors", config)
+        publish(repository, name, export_checkpoint(checkpoint).artifact, Serving(threads=1, max_batch=8))
     double = parse_model('<ir_version: 9, opset_import: ["": 20]> a (float[n, 4] x) => (float[n, 4] y) {y = Add(x, x)}')
     onnx.save(double, folder / "foreign.onnx")
     publish(repository, "foreign", foreign_artifact(folder / "foreign.onnx"))
@@ -80,7 +83,21 @@ def test_a_model_of_photos_takes_an_upload_and_tells_of_its_inversion(photos: Pa
 
 def test_the_page_says_why_a_model_is_left_out(photos: Page) -> None:
     expect(photos.locator("#left-out")).to_have_text("foreign: its parameters do not describe a classifier")
-    assert photos.locator("#model option").count() == 2
+    assert photos.locator("#model option").count() == 3
+
+
+def test_of_many_classes_the_most_probable_get_a_bar(photos: Page) -> None:
+    expect(photos.locator("#bars .label")).to_have_text(FASHION_MNIST_LABELS)
+    photos.locator("#model").select_option("species")
+    expect(photos.locator("#bars li")).to_have_count(0)
+    photos.set_input_files("#file", {"name": "shirt.png", "mimeType": "image/png", "buffer": shirt()[0]})
+    expect(photos.locator("#classes")).to_have_text("The 10 most probable of 40 classes")
+    shares = [float(share.removesuffix(" %")) for share in photos.locator("#bars .share").all_inner_texts()]
+    assert len(shares) == 10
+    assert shares == sorted(shares, reverse=True)
+    assert photos.locator("#bars .label").first.inner_text() == photos.locator("#digit").inner_text()
+    assert photos.locator("#remark").inner_text() == f"{shares[0]:.1f} %"
+    assert photos.locator("#remark").bounding_box()["height"] < 50  # a single line, below the long name
 
 
 def test_strokes_are_for_models_of_drawings(photos: Page) -> None:

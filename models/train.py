@@ -26,6 +26,7 @@ from models.training.folder_defaults import PLAIN, USUAL, usual, ways
 from models.training.recipe import Epoch, TrainingOptions, choose_device, configure
 
 LARGE_CLASS = 0.5  # of the test part
+LISTED = 12  # classes whose pictures are counted on the screen
 ROWS = 20  # of the table of a long training
 DATASET_HELP = f"{', '.join(DATASETS)}, or a folder with a sub-folder of pictures for each class."
 
@@ -241,11 +242,13 @@ def _write_report(path: Path, checkpoint: Path, data: Dataset, device: str) -> N
 
 
 def _class_counts(data: Dataset) -> str:
+    """Of each class, or of the LISTED smallest of more classes, its pictures in each part."""
     parts = [data.train_labels, *([data.held[1]] if data.held else []), data.test_labels]
-    counts = [[str((labels == label).sum()) for labels in parts] for label in range(len(data.labels))]
-    return "; ".join(
-        f"{name}: {', '.join(own[:-1])} and {own[-1]}" for name, own in zip(data.labels, counts, strict=True)
-    )
+    counts = [[int((labels == label).sum()) for labels in parts] for label in range(len(data.labels))]
+    classes = [*zip(data.labels, counts, strict=True)]
+    smallest = sorted(classes, key=lambda named: sum(named[1]))[:LISTED] if len(classes) > LISTED else classes
+    of_all = f"of {len(classes)} classes the smallest: " if len(classes) > LISTED else ""
+    return of_all + "; ".join(f"{name}: {', '.join(map(str, own[:-1]))} and {own[-1]}" for name, own in smallest)
 
 
 def _say_accuracy(output: Path, data: Dataset) -> None:

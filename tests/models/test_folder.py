@@ -127,6 +127,19 @@ def test_a_size_without_patches_names_the_nearest(side, sizes):
         check_patches((28, side))
 
 
+def test_of_many_classes_the_smallest_are_listed(tmp_path):
+    for number in range(13):
+        (tmp_path / f"kind {number}").mkdir()
+        for picture in range(4 if number == 12 else 6):
+            pixels = np.random.default_rng([number, picture]).integers(0, 256, (28, 28), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / f"kind {number}" / f"{picture}.png")
+    small = ("--model", "vitbn", "--depth", 1, "--dim", 8, "--heads", 1, "--dim-head", 8, "--mlp-dim", 8, "--epochs", 1)
+    printed = ok(train, "--dataset", tmp_path, *small, "--output", tmp_path / "kinds.safetensors").output
+    (line,) = (line for line in printed.splitlines() if line.startswith("Pictures to train"))
+    assert line.startswith("Pictures to train and to test on: of 13 classes the smallest: kind 12: 3 and 1; kind 0: ")
+    assert line.count(";") == 11
+
+
 def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     path = tmp_path / "cloth.safetensors"
     small = ("--depth", 1, "--dim", 16, "--heads", 2, "--dim-head", 8, "--mlp-dim", 16, "--patch-size", 16, 16)

@@ -96,6 +96,35 @@ def make_sparse_constant(proto: onnx.ModelProto, weight: onnx.TensorProto) -> No
     proto.graph.node.insert(0, node)
 
 
+def in_a_branch(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """`y` is the value "h" that the nodes compute of `x`, in the branch of an If that a constant chooses."""
+    value = onnx.helper.make_tensor_value_info("h", onnx.TensorProto.FLOAT, [4, 4])
+    branch = onnx.helper.make_graph([*nodes], "branch", [], [value])
+    proto = square(("If", ["yes"], ["y"]))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "yes"))
+    proto.graph.node[0].attribute.extend(
+        onnx.helper.make_attribute(name, branch) for name in ("then_branch", "else_branch")
+    )
+    return proto
+
+
+def sparse_in_a_branch() -> onnx.ModelProto:
+    indices = onnx.numpy_helper.from_array(np.arange(4))
+    values = onnx.numpy_helper.from_array(np.ones(4, np.float32), "w")
+    weight = onnx.helper.make_node(
+        "Constant", [], ["k"], sparse_value=onnx.SparseTensorProto(values=values, indices=indices, dims=[4])
+    )
+    return in_a_branch(weight, onnx.helper.make_node("Mul", ["x", "k"], ["h"]))
+
+
+def answer_a_map(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
+    number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    answers = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, number))
+    proto.graph.node.append(onnx.helper.make_node("ZipMap", ["y"], ["m"], domain="ai.onnx.ml"))
+    proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
+    proto.graph.output.append(onnx.helper.make_value_info("m", answers))
+
+
 def read_a_sequence(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
     proto.graph.input.append(onnx.helper.make_tensor_sequence_value_info("words", onnx.TensorProto.FLOAT, ["n"]))
 
@@ -153,6 +182,26 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         square(("LayerNormalization", ["x", "x", ""], ["y"])),
         4,
         "expected a bias, or two inputs, of LayerNormalization, found a bias without a name at node ''",
+    ),
+    "a bias without a name in a branch": (
+        in_a_branch(onnx.helper.make_node("LayerNormalization", ["x", "x", ""], ["h"])),
+        4,
+        "expected a bias, or two inputs, of LayerNormalization, found a bias without a name at node ''",
+    ),
+    "a part of a Split without a name": (
+        square(("Split", ["x"], ["y", ""])),
+        4,
+        "expected names for all outputs of Split, found one without a name at node ''; nothing written",
+    ),
+    "a sparse constant in a branch": (
+        sparse_in_a_branch(),
+        4,
+        "expected dense weights, found the sparse 'k'; nothing written",
+    ),
+    "a map": (
+        weighted(answer_a_map),
+        4,
+        "output 'm': expected a tensor, found a map, as of ZipMap; nothing written",
     ),
     "an output named twice": (
         weighted(lambda proto, _: proto.graph.output.append(proto.graph.output[0])),

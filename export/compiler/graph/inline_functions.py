@@ -12,6 +12,8 @@ from onnx_ir.passes.common import (
     RemoveInitializersFromInputsPass,
 )
 
+from export.compiler.errors import NotSupported
+
 
 def without_functions(model: ir.Model) -> ir.Model:
     """A copy of the model after `inline_functions`."""
@@ -21,8 +23,14 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def inline_functions(model: ir.Model) -> None:
-    """Changes the model in place: no functions, no Constant nodes, and initialisers that are not inputs too."""
-    InlinePass()(model)
+    """Changes the model in place: no functions, no Constant nodes, and initialisers that are not inputs too.
+
+    Raises NotSupported for a function of another opset than the graph's, or with graphs as arguments.
+    """
+    try:
+        InlinePass()(model)
+    except ValueError as error:
+        raise NotSupported(f"expected functions that can be inlined, found one that cannot: {error}") from error
     RemoveInitializersFromInputsPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for graph in model.graphs():

@@ -132,6 +132,8 @@ def read_a_sequence(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
 CIRCLE = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => (float[n] y) { y = own.f(x) }
 <domain: "own", opset_import: ["": 18, "own": 1]> f (x) => (y) { y = own.h(x) }
 <domain: "own", opset_import: ["": 18, "own": 1]> h (x) => (y) { y = own.f(x) }"""
+OTHER_OPSET = """<ir_version: 8, opset_import: ["": 18, "own": 1]> g (float[n] x) => (float[n] y) { y = own.f(x) }
+<domain: "own", opset_import: ["": 13]> f (x) => (y) { y = Relu(x) }"""
 SIZE = 1 << 40  # also where a rule looks at each index of an axis
 LARGE = f"""<ir_version: 8, opset_import: ["": 18]> g (float[{SIZE}, n, 4] a, float[1, n, 4] b) =>
 (float[{SIZE}, n, 4] y) <int64[3] size = {{{SIZE}, 1, 1}}> {{ e = Expand(b, size) h = MatMul(e, w) y = Add(h, a) }}"""
@@ -242,6 +244,11 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         onnx.parser.parse_model(CIRCLE),
         2,
         "expected no function that needs its own result, found 'f'; nothing written",
+    ),
+    "a function of another opset": (
+        onnx.parser.parse_model(OTHER_OPSET),
+        4,
+        "expected functions that can be inlined, found one that cannot: … domain '' has version 18 in the model but",
     ),
     "sizes beyond all memory": (
         ir.to_proto(parse(LARGE, w=np.ones((4, 4), np.float32))),

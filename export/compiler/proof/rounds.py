@@ -127,11 +127,19 @@ class _Candidates:
     ) -> None:
         self.original, self.graph, self.options, self.say, self.warn = original, graph, options, say, warn
         self.runner = original.runner
+        self._check_outputs()
         self.as_written = self.runner.at(AS_WRITTEN) if options.as_written else self.runner
         self.largest: list[float] = []  # the largest number of each output in all rounds so far
         self.ranks: list[int] = []  # of the outputs
         self.reason = ""  # why the first attempt failed
         self.unsupported: ForeignError | None = None  # the first error of a proof in double
+
+    def _check_outputs(self) -> None:
+        """Raises NotSupported if an output that is read has strings, or is no tensor."""
+        read = {read.output for read in self.options.reads} or {*self.runner.outputs}
+        for value in self.runner.session.get_outputs():
+            if value.name in read and (value.type == "tensor(string)" or not value.type.startswith("tensor(")):
+                raise NotSupported(f"output {value.name!r}: expected numbers, found {value.type}")
 
     def attempt(self, sizes: Sizes, seed: int, given: Mapping[str, Array] | None = None) -> Round | None:
         """A round of drawn inputs of these sizes, of which `given` replaces some; None if the original does not answer.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -14,7 +15,9 @@ import pytest
 from foreign_networks import parse
 from refusals import check_refused
 
+from export.compare import compare
 from export.compiler.passes import PASSES
+from export.repository import publish
 from export.rewrite import rewrite
 
 OF_ENCODER = [
@@ -123,6 +126,14 @@ def answer_a_map(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
     proto.graph.node.append(onnx.helper.make_node("ZipMap", ["y"], ["m"], domain="ai.onnx.ml"))
     proto.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 3))
     proto.graph.output.append(onnx.helper.make_value_info("m", answers))
+
+
+def answer_a_label(proto: onnx.ModelProto, _: onnx.TensorProto) -> None:
+    proto.ir_version = 8
+    proto.graph.initializer.append(onnx.helper.make_tensor("labels", onnx.TensorProto.STRING, [4], list("abcd")))
+    proto.graph.node.append(onnx.helper.make_node("ArgMax", ["y"], ["i"], axis=1, keepdims=0))
+    proto.graph.node.append(onnx.helper.make_node("Gather", ["labels", "i"], ["label"]))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.STRING, [4]))
 
 
 def read_a_sequence(proto: onnx.ModelProto, weight: onnx.TensorProto) -> None:
@@ -287,3 +298,10 @@ def test_files_that_are_damaged(content: bytes | onnx.ModelProto, code: int, sai
     printed = check_refused(tmp_path, rewrite, words, code, f"Error: in.onnx: {said}")
     assert printed.count("\n") == 1
     assert not any(word in printed for word in ("Load model", ".cc:", "::logging", "out.onnx", "EP Error"))
+
+
+@pytest.mark.parametrize(("command", "words", "code"), [(compare, "in.onnx in.onnx", 3), (publish, "in.onnx", 1)])
+def test_strings_are_no_answers(command: click.Command, words: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "in.onnx").write_bytes(weighted(answer_a_label).SerializeToString())
+    (tmp_path / "triton_repo").mkdir()
+    check_refused(tmp_path, command, words, code, "output 'label': expected numbers, found tensor(string)")

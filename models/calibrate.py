@@ -39,9 +39,9 @@ def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
 
 
 def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
-    """The metrics that `calibrate` adds. Raises CheckpointError if the training held out no images, and DataError."""
+    """The metrics that `calibrate` adds. Raises CheckpointError if the training held out too few, and DataError."""
     from models.checkpoints.checkpoint import CheckpointError
-    from models.evaluation.accuracy_and_calibration import measure_calibration
+    from models.evaluation.accuracy_and_calibration import FEWEST, measure_calibration, too_few
 
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")
@@ -52,6 +52,8 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     data = load_again(metrics, data_dir, image_size=shape[1:])
     if (found := data.train_images.shape[1:]) != shape:
         raise CheckpointError(f"{path}: expected images of the shape {shape}, found {found} in {name}")
+    if count < FEWEST:
+        raise CheckpointError(f"{path}: {too_few(count)}")
     return measure_calibration(checkpoint.model, data, count)
 
 

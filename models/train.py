@@ -207,6 +207,7 @@ def _run(
     config: ModelConfig, data: Dataset, options: TrainingOptions, output: Path, resume: bool, track: bool
 ) -> Epoch | None:
     from models.data import hold_out
+    from models.evaluation.accuracy_and_calibration import FEWEST, too_few
     from models.training import loop
 
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
@@ -227,6 +228,8 @@ def _run(
     if last:
         if data.pictures:
             _say_accuracy(output, data)
+        if 0 < options.hold_out < FEWEST:
+            click.echo(f"Not calibrated: {too_few(options.hold_out)}")
         click.echo(f"Wrote {output} and {output.with_suffix('.json')}")
         click.echo(f"Export it: vitbn export --checkpoint {shlex.quote(str(output))}")
     return last

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from clients.bulk.network import Network
     from models.data.list_class_pictures import PictureFile
 
-FEWEST = 20  # pictures to fit a temperature on
 BATCH = 64
 
 Part = Literal["test", "all"]
@@ -43,7 +42,7 @@ def published_row(folder: Path, dataset: str, data_dir: Path | None) -> dict[str
         "runtime": "as published",
         "accuracy": float((logits.argmax(1) == labels).mean()),
     }
-    return row | (calibration(logits, labels) if len(labels) >= FEWEST else {})
+    return row | calibration(logits, labels)
 
 
 def _answers(network: Network, pictures: Iterator[Labelled]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -109,14 +108,16 @@ def _class_numbers(network: Network, dataset: str, classes: Sequence[str]) -> li
 
 
 def calibration(logits: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
-    """The temperature that fits all pictures, and calibration errors.
+    """The temperature that fits all pictures, and calibration errors. Empty for too few pictures.
 
     The errors are those of a half of the pictures: before, and with the temperature that fits the other half.
     """
     import torch
 
-    from models.evaluation.accuracy_and_calibration import calibration_error, fit_temperature
+    from models.evaluation.accuracy_and_calibration import FEWEST, calibration_error, fit_temperature
 
+    if len(labels) < FEWEST:
+        return {}
     scores, classes = torch.from_numpy(logits), torch.from_numpy(labels)
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(labels)))
     fitted, judged = order[: len(order) // 2], order[len(order) // 2 :]

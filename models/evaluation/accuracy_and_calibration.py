@@ -21,6 +21,7 @@ from models.training.recipe import Diverged
 
 TEST_BATCH = 100  # fits a CPU's cache: an image takes twice as long in batches of 1000
 BINS = 15
+FEWEST = 20  # images to fit T on: the T of fewer is further off than T = 1
 LIMITS = (0.05, 20.0)  # of T
 
 
@@ -62,7 +63,10 @@ def classify(
 
 
 def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> dict[str, float]:
-    """Temperature and evidence limit are fitted on held-out images; the errors are those of the test part."""
+    """Temperature and evidence limit are fitted on held-out images; the errors are those of the test part.
+
+    `held_out`: number of images, FEWEST at least.
+    """
     device = str(next(model.parameters()).device)
     parts = []
     for part in (hold_out(dataset, held_out), dataset):
@@ -77,6 +81,12 @@ def measure_calibration(model: nn.Module, dataset: Dataset, held_out: int) -> di
         "calibration_error_before": calibration_error(*test),
         **fit_evidence_limit(held[0], others),
     }
+
+
+def too_few(held_out: int) -> str:
+    """Why fewer than FEWEST held-out images fit no temperature, and what to type."""
+    found = f"expected {FEWEST} held-out images or more to fit a temperature, found {held_out}"
+    return f"{found}; train with --hold-out {FEWEST}, or with more in a val folder of your own"
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

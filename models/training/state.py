@@ -24,6 +24,7 @@ from models.checkpoints.metrics import Metrics
 from models.checkpoints.safe_torch_load import unpickling_reason
 from models.data import Dataset
 from models.evaluation.accuracy_and_calibration import (
+    FEWEST,
     measure_accuracy,
     measure_calibration,
     on_device,
@@ -211,7 +212,7 @@ def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images:
     if last.epoch == options.epochs:
         test = on_device(dataset.test_images, dataset.test_labels, options.device)
         metrics["test_accuracy"] = measure_accuracy(state.kept, *test)
-        if options.hold_out:
+        if options.hold_out >= FEWEST:
             metrics |= measure_calibration(state.kept, dataset, options.hold_out)
     return metrics
 

@@ -10,7 +10,13 @@ from commands import failure, ok
 from models.calibrate import calibrate
 from models.checkpoints.checkpoint import CheckpointError, add_metrics, load, save
 from models.data import DataError, load_again, load_dataset
-from models.evaluation.accuracy_and_calibration import LIMITS, calibration_error, fit_temperature, measure_calibration
+from models.evaluation.accuracy_and_calibration import (
+    FEWEST,
+    LIMITS,
+    calibration_error,
+    fit_temperature,
+    measure_calibration,
+)
 from models.networks.registry import build
 
 TINY = replace(trainings.TINY, model="vit")
@@ -101,6 +107,17 @@ def test_command_adds_them_and_keeps_the_rest(tmp_path, small_mnist):
     assert after.config == before.config
     assert {name: value for name, value in after.metrics.items() if name not in KEYS} == metrics
     assert result.output.splitlines()[1].split()[:2] == ["old.safetensors", f"{after.metrics['temperature']:.4f}"]
+
+
+def test_few_held_out_images_fit_nothing(tmp_path, digits):
+    path, few = tmp_path / "few.safetensors", FEWEST - 1
+    trainings.run(path, digits, replace(OPTIONS, epochs=1, hold_out=few), TINY)
+    assert not {*KEYS} & {*load(path).metrics}
+    add_metrics(path, {"dataset": "digits"})
+    before = path.read_bytes()
+    said = f"expected 20 held-out images or more to fit a temperature, found {few}; train with --hold-out 20"
+    assert said in failure(calibrate, path)[0]
+    assert path.read_bytes() == before
 
 
 def test_the_folder_of_the_dataset_is_remembered(tmp_path, small_mnist, monkeypatch):

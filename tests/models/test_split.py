@@ -128,12 +128,12 @@ def test_a_training_does_not_go_on_with_other_pictures(own, tmp_path, change, sa
 
 def test_export_and_calibration_use_the_parts_of_the_training(folder, tmp_path):
     path = tmp_path / "run.safetensors"
-    checkpoint = trained(folder, path, "--epochs", 2, "--hold-out", 9)
+    checkpoint = trained(folder, path, "--epochs", 2, "--hold-out", 21)
     about = checkpoint.metrics
     counts = {part: [len(own.split()) for own in classes.values()] for part, classes in about["pictures"].items()}
-    assert counts == {"train": [13, 13, 13], "held_out": [3, 3, 3], "test": [4, 4, 4]}
-    assert (list(about["pictures"]["test"]), about["last_batch"]) == (list(CLASSES), 39 % 16)
-    then = load_folder(folder, held_out=9)
+    assert counts == {"train": [9, 9, 9], "held_out": [7, 7, 7], "test": [4, 4, 4]}
+    assert (list(about["pictures"]["test"]), about["last_batch"]) == (list(CLASSES), 27 % 16)
+    then = load_folder(folder, held_out=21)
     renamed(folder)
     data = own_dataset(checkpoint.config, checkpoint.metrics, None)
     np.testing.assert_array_equal(data.train_images, then.train_images)

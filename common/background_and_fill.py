@@ -7,33 +7,65 @@ mistakes a product photo on white for a bag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.preprocessing_settings import Background
+
 DARK, LIGHT = 64, 191  # border levels: a background below DARK is dark, above LIGHT it is light
 CONTRAST = 32  # a pixel of the thing differs from the border by more levels
 SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos of each class must have the same background
+FAR = 10  # standard deviations of the borders' levels from the other background: at most 1 % are beyond (Cantelli)
 FILL_PERCENTILE = 0.5  # percent of the training photos that fill less than `fill`
 MEASURED_IMAGES = 4000  # evenly spaced training photos. A class without a photo among these is measured whole.
 
 
 def background_and_fill(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> dict[str, Any]:
     """The fields `background` and `fill` of training photos uint8 (n, C, H, W) with `labels` (n,); empty if their
-    backgrounds differ.
+    backgrounds differ, or may differ in photos like them: of FAR ** 2 photos or fewer, or of widely spread levels.
     """
-    every = -(-len(images) // MEASURED_IMAGES)
-    measured, of_measured = images[::every], labels[::every]
-    levels = [  # by class
+    levels = _levels_by_class(images, labels)
+    background = _same_background(levels)
+    if background is None or not _is_far(np.concatenate(levels), LIGHT if background == "dark" else DARK):
+        return {}
+    least = float(np.percentile(fill_shares(_measured(images)), FILL_PERCENTILE))
+    return {"background": background, "fill": round(least, 2)}
+
+
+def same_background(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> Background | None:
+    """The background of these photos uint8 (n, C, H, W) with `labels` (n,), however few; None if they differ."""
+    return _same_background(_levels_by_class(images, labels))
+
+
+def _measured(values: NDArray[Any]) -> NDArray[Any]:
+    return values[:: -(-len(values) // MEASURED_IMAGES)]
+
+
+def _levels_by_class(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> list[NDArray[np.float32]]:
+    measured, of_measured = _measured(images), _measured(labels)
+    return [
         border_levels(own if len(own := measured[of_measured == label]) else images[labels == label])
         for label in np.unique(labels)
     ]
+
+
+def _same_background(levels: Sequence[NDArray[np.float32]]) -> Background | None:
+    """`levels`: of each class's borders."""
     dark, light = min(float((own < DARK).mean()) for own in levels), min(float((own > LIGHT).mean()) for own in levels)
     if max(dark, light) < SAME_BACKGROUND_SHARE:
-        return {}
-    least = float(np.percentile(fill_shares(measured), FILL_PERCENTILE))
-    return {"background": "dark" if dark > light else "light", "fill": round(least, 2)}
+        return None
+    return "dark" if dark > light else "light"
+
+
+def _is_far(levels: NDArray[np.float32], other: int) -> bool:
+    """Whether borders like `levels` (n,) hardly ever reach the level of the `other` background. A photo of that level
+    is counted beside them: few photos do not show what is rare.
+    """
+    counted = np.append(levels, other).astype(np.float64)
+    return bool(abs(counted.mean() - other) > FAR * counted.std())
 
 
 def border_levels(images: NDArray[np.uint8]) -> NDArray[np.float32]:

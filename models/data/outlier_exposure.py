@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from common.background_and_fill import background_and_fill
+from common.background_and_fill import same_background
 from models.data.dataset import DIGITS, Dataset
 from models.data.drawn_digits import drawn
 from models.data.not_digits import TRAINED, not_digits
@@ -39,7 +39,7 @@ def _as_read(images: NDArray[np.uint8], dataset: Dataset) -> NDArray[np.uint8]:
     pictures = [np.asarray(ImageOps.pad(Image.fromarray(image), (size[1], size[0]))) for image in images[:, 0]]
     inputs: NDArray[np.uint8] = np.stack(pictures)[:, None].repeat(channels, axis=1)
     if dataset.preprocessing == "photo":
-        background = background_and_fill(dataset.train_images, dataset.train_labels).get("background")
+        background = same_background(dataset.train_images, dataset.train_labels)
         light = slice(None) if background == "light" else slice(0, 0) if background == "dark" else slice(0, None, 2)
         inputs[light] = np.invert(inputs[light])
     return inputs

@@ -13,7 +13,7 @@ from clients.images.picture_source import Picture
 from clients.images.prepare import Preparation
 from clients.images.training_photo_match import Looks, background_of, check_photo
 from clients.preprocess import InvalidImage, prepare
-from common.background_and_fill import background_and_fill
+from common.background_and_fill import background_and_fill, same_background
 from models.data import load_idx_part
 
 COLOUR = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
@@ -179,6 +179,25 @@ def test_a_rare_class_with_another_background_is_not_inverted() -> None:
     assert background_and_fill(images, np.repeat([0, 1], [999, 1])) == {}
     many = np.concatenate([np.repeat(images[:1], 9_998, axis=0), images[-1:]])  # every third is measured, not the last
     assert background_and_fill(many, np.repeat([0, 1], [9_998, 1])) == {}
+
+
+@pytest.mark.parametrize(
+    ("count", "levels", "told"),
+    [
+        (99, (255, 255), False),  # one of a hundred may be dark
+        (101, (255, 255), True),
+        (1000, (192, 255), False),
+        (1000, (225, 255), True),
+        (1000, (0, 30), True),
+        (1000, (0, 63), False),
+    ],
+)
+def test_few_backgrounds_or_widely_spread_ones_are_no_rule(count: int, levels: tuple[int, int], told: bool) -> None:
+    """Of 48 icons all were light, of their own test part not."""
+    images = np.stack([thing(levels[number % 2], 128, 2) for number in range(count)])
+    labels = np.arange(count) // 2 % 3
+    assert ("background" in background_and_fill(images, labels)) == told
+    assert same_background(images, labels) == ("light" if levels[1] > 128 else "dark")
 
 
 @pytest.fixture

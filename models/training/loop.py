@@ -51,12 +51,12 @@ def train(
     config: ModelConfig,
     dataset: Dataset,
     options: TrainingOptions,
-    output: Path,
+    output: Path | None,
     resume: bool = False,
     on_batch: Callable[[int, float], None] = lambda images, loss: None,
     test_batch: int = TEST_BATCH,
 ) -> Iterator[Epoch]:
-    """Yields each epoch once its checkpoint is on disk.
+    """Yields each epoch once its checkpoint is on disk. `output` None: writes nothing, and judges the last epoch alone.
 
     `on_batch` gets a batch's number of images and loss. `resume` continues as if the run had never stopped. Raises
     Diverged, and TrainingError if there is no run to resume or another training writes to `output`.
@@ -68,8 +68,8 @@ def train(
         found = f"{len(part.train_labels)} training images in batches of {options.batch_size}"
         raise TrainingError(f"{dataset.name}: expected a batch of two images or more, found {found}")
     state = start(config, options, len(part.train_labels), run_key(config, dataset, options))
-    state.stamp = stamp(output)
-    if resume:
+    state.stamp = stamp(output) if output else None
+    if output and resume:
         restore(state, output.with_suffix(RESUME), dataset, options.device)
     images, labels = on_device(part.train_images, part.train_labels, options.device)
     test_images, test_labels = on_device(part.test_images, part.test_labels, options.device)
@@ -88,7 +88,7 @@ def train(
         training_time_s = time.perf_counter() - began_s
         began_s = time.perf_counter()
         accuracy, by_class = None, []
-        if not tests_once(dataset, options):
+        if not tests_once(dataset, options) and (output or number == options.epochs):
             distorted = distort if options.augment_test else None
             right = classify(state.latest, test_images, distorted, test_batch).argmax(1) == test_labels
             accuracy, by_class = (
@@ -99,7 +99,8 @@ def train(
         state.series.append(epoch)
         if dataset.held is not None:
             _keep_best(state)
-        write(state, output, config, dataset, metrics_of(state, dataset, options, len(labels)))
+        if output:
+            write(state, output, config, dataset, metrics_of(state, dataset, options, len(labels)))
         yield epoch
 
 

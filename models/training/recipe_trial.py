@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,11 +76,9 @@ def _right(data: Dataset, config: ModelConfig, options: TrainingOptions, on_batc
     """The number of right answers of a way, over all judging pictures."""
     short = replace(options, epochs=_epochs(options), ema=None, hold_out=0, teacher_cache=None)
     right = 0
-    with TemporaryDirectory() as folder:
-        for judging, training in _folds(len(data.train_labels), options):
-            path = Path(folder) / "trial.safetensors"
-            *_, last = train(config, _fold(data, judging, training), short, path, on_batch=on_batch)
-            right += round((last.test_accuracy or 0.0) * len(judging))
+    for judging, training in _folds(len(data.train_labels), options):
+        *_, last = train(config, _fold(data, judging, training), short, None, on_batch=on_batch)
+        right += round((last.test_accuracy or 0.0) * len(judging))
     return right
 
 

@@ -10,8 +10,9 @@ from PIL import Image
 
 from models.checkpoints.checkpoint import load
 from models.data.dataset import Dataset
+from models.evaluation.accuracy_and_calibration import classify
 from models.train import train
-from models.training import augmentation_check, recipe_trial
+from models.training import augmentation_check, loop, recipe_trial
 from models.training.recipe import TrainingOptions
 
 
@@ -83,6 +84,22 @@ def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch, augment, usual, 
         recipe_trial, "_right", lambda data, config, options, on_batch: usual if options.augment == "turn" else other
     )
     assert recipe_trial.best_way(data, ways, print)[0] == taken
+
+
+def test_a_trial_writes_nothing_and_judges_once(monkeypatch):
+    def unwanted(*args):
+        raise AssertionError("a checkpoint")
+
+    judged = []
+    monkeypatch.setattr(loop, "write", unwanted)
+    monkeypatch.setattr(loop, "classify", lambda *args: judged.append(args) or classify(*args))
+    images = np.random.default_rng(0).integers(0, 256, (16, 1, 20, 20), np.uint8)
+    data = Dataset("mine", *(images, np.arange(16) % 2) * 2, ("a", "b"))
+    config = data.model_config("dnnbn", 1)
+    ways = {name: (config, TrainingOptions(epochs=12, batch_size=6, device="cpu")) for name in ("usual", "other")}
+    _, reason = recipe_trial.best_way(data, ways, lambda images, loss: None)
+    assert " of 16 pictures kept apart " in reason
+    assert len(judged) == 8  # two ways, four quarters
 
 
 @pytest.mark.parametrize(("right", "told"), [(30, True), (47, False)])

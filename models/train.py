@@ -188,6 +188,7 @@ def _best_way(
     from models.training import recipe_trial
 
     click.echo(f"Trying on a part of the pictures which training suits them: {', '.join(tried)}")
+    click.echo("A way is left once it can no longer be the best")
     configurations = {way: configured(values) for way, values in tried.items()}
     with _progress(recipe_trial.images_seen(data, list(configurations.values())), 0) as on_batch:
         return recipe_trial.best_way(data, configurations, on_batch)

@@ -2,7 +2,9 @@
 
 In: a dataset, and a configuration and options for each way; the first way is the usual way. Out: the name of the best
 way, and the reason as a line for the user. A short training takes a quarter of the epochs and three quarters of the
-training pictures; the last quarter judges it. With fewer than FEWEST pictures, every quarter judges in turn.
+training pictures; the last quarter judges it. With fewer than FEWEST pictures, every quarter judges in turn, and a way
+is left once it can no longer be chosen. (Its accuracy in early epochs tells little: rolled pictures of noise are at
+chance for a quarter of them, and all right at the end.)
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ RECOLOURED: Augmentation = "turn-colour"
 
 
 def images_seen(data: Dataset, ways: Sequence[Way]) -> int:
-    """The pictures that all short trainings see, with repeats: the length of a progress bar."""
+    """The pictures that all short trainings see at most, with repeats: the length of a progress bar."""
     return sum(
         _epochs(options) * len(training)
         for _, options in ways
@@ -38,18 +40,44 @@ def images_seen(data: Dataset, ways: Sequence[Way]) -> int:
 
 
 def best_way(data: Dataset, ways: Mapping[str, Way], on_batch: Callable[[int, float], None]) -> tuple[str, str]:
-    """The name of the best of `ways`, and the reason. Raises TrainingError."""
-    usual, right = next(iter(ways)), dict[str, int]()
-    count = sum(len(judging) for judging, _ in _folds(len(data.train_labels), ways[usual][1]))
+    """The name of the best of `ways`, and the reason. Raises TrainingError.
+
+    A way is left after the first quarter with which it cannot be chosen any more, however the others end: the choice
+    is the same as without.
+    """
+    usual, right, judged = next(iter(ways)), dict[str, int](), dict[str, int]()
+    folds = _folds(len(data.train_labels), ways[usual][1])
+    count = sum(len(judging) for judging, _ in folds)
     for name, way in ways.items():
-        right[name] = _right(data, *way, on_batch)
+        right[name] = judged[name] = 0
+        for fold in folds:
+            right[name] += _right(data, *way, fold, on_batch)
+            judged[name] += len(fold[0])
+            ends = range(right[name], right[name] + count - judged[name] + 1)  # what all pictures together may give
+            if not any(_best(ways, right | {name: end}, count) == name for end in ends):
+                break
         if right[usual] + LEAD * count >= count or right[name] == count:
             break  # no other way can be clearly better
-    needed = {name: right[usual] + _chance(ways[name], right[usual] + right[name], count) for name in right}
-    best = max((name for name in right if name == usual or right[name] > needed[name]), key=lambda name: right[name])
-    shares = ", ".join(f"{100 * number / count:.0f} % {name}" for name, number in right.items())
-    reason = f"trained {best}, as of {count} pictures kept apart for a trial were right: {shares}"
-    return best, reason + _simpler(data, max(right.values()) / count, count)
+    shares = ", ".join(f"{_share(right[name], judged[name], count)} {name}" for name in right)
+    reason = f"trained {_best(ways, right, count)}, as of {count} pictures kept apart for a trial were right: {shares}"
+    return _best(ways, right, count), reason + _simpler(data, max(right.values()) / count, count)
+
+
+def _best(ways: Mapping[str, Way], right: Mapping[str, int], count: int) -> str:
+    """The way to choose by the `right` answers of `count`: the first is the usual way, which others must clearly lead.
+    Of equal ways the first.
+    """
+    usual, *others = right
+    lead = (
+        name for name in others if right[name] > right[usual] + _chance(ways[name], right[usual] + right[name], count)
+    )
+    return max((usual, *lead), key=lambda name: right[name])
+
+
+def _share(right: int, judged: int, count: int) -> str:
+    """A share as the user reads it; of a way that was left, of the pictures that judged it."""
+    of = f" of the first {judged}" if judged < count else ""
+    return f"{100 * right / judged:.0f} %{of}"
 
 
 def _simpler(data: Dataset, share: float, count: int) -> str:
@@ -72,14 +100,17 @@ def _chance(way: Way, right: int, count: int) -> float:
     return LEAD * count if way[1].augment == RECOLOURED else 2 * math.sqrt(2 * share * (1 - share) * count)
 
 
-def _right(data: Dataset, config: ModelConfig, options: TrainingOptions, on_batch: Callable[[int, float], None]) -> int:
-    """The number of right answers of a way, over all judging pictures."""
+def _right(
+    data: Dataset,
+    config: ModelConfig,
+    options: TrainingOptions,
+    fold: tuple[Indices, Indices],
+    on_batch: Callable[[int, float], None],
+) -> int:
+    """The number of right answers of a way, over the judging pictures of a fold."""
     short = replace(options, epochs=_epochs(options), ema=None, hold_out=0, teacher_cache=None)
-    right = 0
-    for judging, training in _folds(len(data.train_labels), options):
-        *_, last = train(config, _fold(data, judging, training), short, None, on_batch=on_batch)
-        right += round((last.test_accuracy or 0.0) * len(judging))
-    return right
+    *_, last = train(config, _fold(data, *fold), short, None, on_batch=on_batch)
+    return round((last.test_accuracy or 0.0) * len(fold[0]))
 
 
 def _folds(count: int, options: TrainingOptions) -> list[tuple[Indices, Indices]]:

@@ -15,6 +15,8 @@ from models.train import train
 from models.training import augmentation_check, loop, recipe_trial
 from models.training.recipe import TrainingOptions
 
+FLAT = Dataset("mine", *(np.zeros((48, 1, 28, 28), np.uint8), np.arange(48) % 2) * 2, ("a", "b"))
+
 
 @pytest.fixture(scope="module")
 def bars(tmp_path_factory):
@@ -33,7 +35,7 @@ def bars(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("best", ["cnn turn-colour", "dnnbn none"])
 def test_the_best_way_is_taken_and_a_resumed_training_keeps_it(bars, tmp_path, monkeypatch, best):
-    def right(data, config, options, on_batch):
+    def right(data, config, options, fold, on_batch):
         return 60 if f"{config.model} {options.augment}" == best else 50
 
     monkeypatch.setattr(recipe_trial, "_right", right)
@@ -78,12 +80,53 @@ def test_of_few_pictures_each_quarter_judges_alike_each_time(bars, tmp_path):
     ],
 )
 def test_a_lead_that_may_be_chance_changes_nothing(monkeypatch, augment, usual, other, taken):
-    data = Dataset("mine", *(np.zeros((48, 1, 28, 28), np.uint8), np.arange(48) % 2) * 2, ("a", "b"))
-    ways = {"usual": (None, TrainingOptions(augment="turn")), "other": (None, TrainingOptions(augment=augment))}
-    monkeypatch.setattr(
-        recipe_trial, "_right", lambda data, config, options, on_batch: usual if options.augment == "turn" else other
+    ways = {name: (name, TrainingOptions(augment=each)) for name, each in (("usual", "turn"), ("other", augment))}
+    answer(monkeypatch, {"usual": quarters(usual), "other": quarters(other)})
+    assert recipe_trial.best_way(FLAT, ways, print)[0] == taken
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_way_is_left_once_it_cannot_be_chosen_and_the_choice_stays(monkeypatch, seed):
+    """40 drawings of right answers: the choice is that of all answers, by fewer trainings."""
+    rng, ways = np.random.default_rng(seed), {name: (name, TrainingOptions()) for name in "abcd"}
+    right = {name: rng.binomial(12, rng.uniform(0.2, 0.93), 4).tolist() for name in ways}
+    with monkeypatch.context() as whole:
+        whole.setattr(recipe_trial, "_best", lambda ways, right, count: [*right][-1])
+        asked = answer(whole, right)
+        recipe_trial.best_way(FLAT, ways, print)
+    totals = {name: sum(right[name][: asked.count(name)]) for name in ways if name in asked}
+    complete = recipe_trial._best(ways, totals, 48)
+    fewer = answer(monkeypatch, right)
+    chosen, reason = recipe_trial.best_way(FLAT, ways, print)
+    assert chosen == complete
+    assert len(fewer) <= len(asked)
+    assert all(
+        (f"of the first {12 * fewer.count(name)} {name}" in reason) == (fewer.count(name) < 4) for name in totals
     )
-    assert recipe_trial.best_way(data, ways, print)[0] == taken
+
+
+def test_a_hopeless_way_is_left_after_a_quarter(monkeypatch):
+    ways = {name: (name, TrainingOptions()) for name in ("usual", "good", "bad")}
+    asked = answer(monkeypatch, {"usual": [6] * 4, "good": [11] * 4, "bad": [3, 12, 12, 12]})
+    chosen, reason = recipe_trial.best_way(FLAT, ways, print)
+    assert (chosen, asked) == ("good", ["usual"] * 4 + ["good"] * 4 + ["bad"])
+    assert "were right: 50 % usual, 92 % good, 25 % of the first 12 bad" in reason
+
+
+def quarters(total):
+    return np.diff(np.arange(5) * total // 4).tolist()
+
+
+def answer(monkeypatch, right):
+    """Lets each short training of a way get its next number of right answers. Returns the names of those that ran."""
+    asked = []
+
+    def one(data, name, options, fold, on_batch):
+        asked.append(name)
+        return right[name][asked.count(name) - 1]
+
+    monkeypatch.setattr(recipe_trial, "_right", one)
+    return asked
 
 
 def test_a_trial_writes_nothing_and_judges_once(monkeypatch):
@@ -96,10 +139,10 @@ def test_a_trial_writes_nothing_and_judges_once(monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (16, 1, 20, 20), np.uint8)
     data = Dataset("mine", *(images, np.arange(16) % 2) * 2, ("a", "b"))
     config = data.model_config("dnnbn", 1)
-    ways = {name: (config, TrainingOptions(epochs=12, batch_size=6, device="cpu")) for name in ("usual", "other")}
+    ways = {"usual": (config, TrainingOptions(epochs=12, batch_size=6, device="cpu"))}
     _, reason = recipe_trial.best_way(data, ways, lambda images, loss: None)
     assert " of 16 pictures kept apart " in reason
-    assert len(judged) == 8  # two ways, four quarters
+    assert len(judged) == 4  # by every quarter, after three epochs
 
 
 @pytest.mark.parametrize(("right", "told"), [(30, True), (47, False)])
@@ -107,7 +150,7 @@ def test_a_simpler_tool_is_named_where_it_is_clearly_better(monkeypatch, right, 
     """Classes that differ in the strength of their noise."""
     rng, labels = np.random.default_rng(0), np.arange(48) % 2
     images = (128 + rng.normal(0, 20 + 30 * labels[:, None, None, None], (48, 1, 20, 20))).clip(0, 255).astype(np.uint8)
-    monkeypatch.setattr(recipe_trial, "_right", lambda *_: right)
+    monkeypatch.setattr(recipe_trial, "_right", lambda *_: right / 4)
     ways = {name: (None, TrainingOptions(augment="turn")) for name in ("usual", "other")}
     _, reason = recipe_trial.best_way(Dataset("mine", *(images, labels) * 2, ("a", "b")), ways, print)
     assert ("; ridge regression is right for 100 %, so a simpler tool" in reason) == told

@@ -150,7 +150,7 @@ def test_a_simpler_tool_is_named_where_it_is_clearly_better(monkeypatch, right, 
     """Classes that differ in the strength of their noise."""
     rng, labels = np.random.default_rng(0), np.arange(48) % 2
     images = (128 + rng.normal(0, 20 + 30 * labels[:, None, None, None], (48, 1, 20, 20))).clip(0, 255).astype(np.uint8)
-    monkeypatch.setattr(recipe_trial, "_right", lambda *_: right / 4)
+    monkeypatch.setattr(recipe_trial, "_right", lambda *_: right // 4)
     ways = {name: (None, TrainingOptions(augment="turn")) for name in ("usual", "other")}
     _, reason = recipe_trial.best_way(Dataset("mine", *(images, labels) * 2, ("a", "b")), ways, print)
     assert ("; ridge regression is right for 100 %, so a simpler tool" in reason) == told

@@ -12,18 +12,21 @@ import onnx_ir as ir
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
 from export.compiler.analyses.runtime_gathered_rows import choices, is_smaller
 from export.compiler.errors import Site
-from export.compiler.graph.attributes import optional
+from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.def_use import is_read
 from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Shapes
 from export.compiler.operators.boxes import WHOLE, Box
 from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.data_movement import indices_of
 from export.compiler.operators.table import Trait, demand_of, operator_of
 
 FOLLOWED = (
     "followed are GatherND of pairs (text, row), Gather of flattened rows at row + length * text, "
     "and GatherElements of whole rows"
 )
+
+SHORT = "picks rows that a short input lacks: of a free axis only rows 0 and -1 are followed, or a single row"
 
 
 def stops(shapes: Shapes, demands: Demands, asked: Demands) -> list[Site]:
@@ -65,8 +68,8 @@ def _widened(shapes: Shapes, demands: Demands, asked: Demands) -> Iterator[Site]
 
 
 def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
-    """Nodes that alone need all rows because they pick at run time: as many as there are, or in a form that
-    runtime_gathered_rows.py does not recognise.
+    """Nodes that alone need all rows because they pick rows that a short input lacks, or pick at run time: as many as
+    there are, or in a form that runtime_gathered_rows.py does not recognise.
     """
     sites = []
     recognised = {choice.node: choice for choice in choices(shapes)}
@@ -75,15 +78,26 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
         maker = source.producer() if source is not None else None
         if Trait.PICKS not in operator_of(node).traits or maker is None or source is None or indices is None:
             continue
-        if source.dtype not in FLOATS or is_constant(indices) or demands.get(source) != WHOLE_VALUE:
+        if source.dtype not in FLOATS or demands.get(source) != WHOLE_VALUE or _read_by_others(shapes, source, demands):
             continue
-        if not _read_by_others(shapes, source, demands):
+        if is_constant(indices):
+            if _may_lack_rows(shapes, node, source, indices):
+                sites.append(Site.at(node, SHORT))
+        else:
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
             if (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
             sites.append(Site.at(node, reason))
     return sites
+
+
+def _may_lack_rows(shapes: Shapes, node: ir.Node, source: ir.Value, indices: ir.Value) -> bool:
+    """Whether the node is a Gather of constant rows of a free axis, some of which a short input lacks."""
+    if node.op_type != "Gather" or source.shape is None or shapes.rank(indices) > 1:
+        return False
+    size = shapes.dims(source)[attribute_int(node, "axis", 0)]
+    return not isinstance(size, int) and indices_of(shapes, node) is None
 
 
 def _read_by_others(shapes: Shapes, value: ir.Value, demands: Demands) -> bool:

@@ -38,6 +38,11 @@ def graph(nodes: str) -> ir.Model:
             "h = MatMul(x, w) p = Softmax<axis = 1>(h) y = Gather<axis = 1>(p, zero)",
             "p (Softmax): the part that is read, 0 of axis 1, is not computed alone",
         ),
+        (
+            "h = MatMul(x, w) y = Gather<axis = 1>(h, ends)",
+            "y (Gather): picks rows that a short input lacks: "
+            "of a free axis only rows 0 and -1 are followed, or a single row",
+        ),
         ("y = MatMul(x, w)", "y (graph output): no multiplying operator computes more than the outputs read"),
     ],
 )

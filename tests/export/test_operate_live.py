@@ -104,6 +104,7 @@ def damaged_before_its_load(version: Path) -> Iterator[None]:
 
 
 @pytest.mark.live
+@pytest.mark.usefixtures("lone")  # test_faults.py publishes to standby instances under load
 def test_versions_change_under_load_without_a_failure_though_one_cannot_be_loaded(folder: Path, exported: Path) -> None:
     with running_server(folder, QUICK) as server, Load(server).running() as load:
         url = server.http_url

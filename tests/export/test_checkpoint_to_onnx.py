@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from networks import SMALL, VARIANT, checkpoint
+from networks import SHALLOW, VARIANT, checkpoint
 from onnx import TensorProto, helper
 
 from export import checkpoint_to_onnx
@@ -29,7 +29,7 @@ def test_the_file_has_the_opset_that_was_asked_for(opset: int) -> None:
         ModelConfig(depth=1),
         ModelConfig(depth=2),
         ModelConfig(depth=2, dim=32, dim_head=16, class_attention=(32, 16)),
-        replace(SMALL, model="vit-dfn"),
+        replace(SHALLOW, model="vit-dfn"),
     ],
     ids=["one block", "two", "late", "vit-dfn"],
 )

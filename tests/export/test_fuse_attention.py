@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import onnx
 import pytest
-from networks import SMALL, error, plain, rewritten
+from networks import SMALL, VARIANT, error, plain, rewritten
 from tensorrt_operators import prepared_and_checked
 
 from export.checkpoint_to_onnx import ONE_IMAGE, Form, rewrite
@@ -33,7 +33,7 @@ def attention_of(proto: onnx.ModelProto) -> list[list[str]]:
     ("config", "form"),
     [
         *((SMALL, form) for form in FUSED),
-        (replace(SMALL, qkv_bias=True), FUSED[1]),
+        (VARIANT, FUSED[1]),
         (ABSORBED, FUSED[2]),
         *((replace(SMALL, model="vit"), form) for form in (FUSED[0], FUSED[2])),
     ],

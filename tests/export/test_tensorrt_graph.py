@@ -1,10 +1,9 @@
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import onnx
 import pytest
-from networks import FOLD, SMALL, VARIANT, rewritten
+from networks import FAMILIES, SMALLEST, VARIANT, rewritten
 from onnx import TensorProto, helper, numpy_helper
 from tensorrt_operators import check, prepared_and_checked
 
@@ -16,9 +15,8 @@ from export.sample_images import embedded_sample
 from models.data import load_digits
 from models.networks.config import MODEL_NAMES, ModelConfig
 
-FAMILIES = ("vit", "vitbnffn", "vitbn", "cnn", "dnnbn")  # rewritten, the other folding networks equal vitbn
-CONFIGS = {name: replace(SMALL, model=name, depth=2 if name in FOLD else 1) for name in MODEL_NAMES}
-CONFIGS |= {name: ModelConfig(model=name) for name in ("cnn", "dnn", "dnnbn")}  # test_compiled_networks exports most
+REWRITTEN = (*FAMILIES, "cnn", "dnnbn")
+CONFIGS = SMALLEST | {name: ModelConfig(model=name) for name in ("cnn", "dnn", "dnnbn")}
 
 
 def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelProto:
@@ -27,7 +25,7 @@ def exported(config: ModelConfig, rewrites: str, opset: int = 20) -> onnx.ModelP
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "rewrites"), [*((model, "none") for model in MODEL_NAMES), *((model, "all") for model in FAMILIES)]
+    ("model", "rewrites"), [*((model, "none") for model in MODEL_NAMES), *((model, "all") for model in REWRITTEN)]
 )
 def test_the_parser_takes_every_network(model: str, rewrites: str) -> None:
     proto = exported(CONFIGS[model], rewrites)
@@ -46,7 +44,7 @@ def test_the_parser_takes_every_opset_and_rewrite(opset: int, rewrites: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize("model", REWRITTEN)
 def test_the_parser_takes_float16_graphs(model: str) -> None:
     lowered = to_fp16(exported(CONFIGS[model], "all"))
     prepared = prepared_and_checked(lowered)

@@ -29,13 +29,13 @@ def test_a_short_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "shipped/tiny.safetensors", TINY)
     shutil.copy(shipped("vitbn-tiny"), tmp_path / "shipped/wide.safetensors")
     write(tmp_path / "runs/tiny-again.safetensors", TINY, METRICS | {"test_accuracy": 0.1})
-    write(tmp_path / "runs/vit.safetensors", replace(TINY, model="vit"))
+    write(tmp_path / "runs/dfn.safetensors", replace(TINY, model="vit-dfn"))
     folders = ("--checkpoints", tmp_path / "shipped", "--checkpoints", tmp_path / "runs")
     _, written = measured(frontier, tmp_path / "out.json", *folders, "--seconds", 1)
     assert str(tmp_path) not in json.dumps(written)
     assert written["machine"]["packages"]["onnxruntime"]
     rows = {row["checkpoint"]: row for row in written["rows"]}
-    assert set(rows) == {"shipped/tiny.safetensors", "shipped/wide.safetensors", "runs/vit.safetensors"}
+    assert set(rows) == {"shipped/tiny.safetensors", "shipped/wide.safetensors", "runs/dfn.safetensors"}
     for row in rows.values():
         assert row["images_per_s"] == pytest.approx(500_000 / row["p50_ms"])
         assert len(row["samples_ns"]) == len(written["rows"][0]["samples_ns"]) >= MIN_ROUNDS

@@ -23,7 +23,8 @@ def studied(model: str, accuracy: float | None, training_s: float = 1.0) -> dict
 def study(tmp_path: Path) -> Path:
     runs = []
     for model, accuracy in ACCURACY.items():
-        config = ModelConfig(model=model, dim=16, depth=1, heads=4, dim_head=16, mlp_dim=24)  # as other tests export
+        depth = 2 if model == "vit" else 1  # as other tests export
+        config = ModelConfig(model=model, dim=16, depth=depth, heads=4, dim_head=16, mlp_dim=24)
         run = studied(model, accuracy, 1.0 if model == "vit" else 1.5)
         path = tmp_path / f"study/runs/{run['label']}.safetensors"
         saved(path, config, {"dataset": "mnist", "test_images": 10_000, "test_accuracy": accuracy})

@@ -6,6 +6,7 @@ In: a `Decoder` and a folder. Out: a subfolder for each candidate: as exported, 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -25,9 +26,11 @@ TWO_COLUMNS = ("logits[:,-1,[9693,2152]]",)  # "yes" and "no" of Qwen3's reranke
 
 # The builder 0.18 reads a field of Gemma 3 that transformers 5 no longer has.
 BUILDER = """
-import runpy, transformers
+import json, runpy, sys, transformers
 transformers.Gemma3TextConfig.rope_local_base_freq = 1e4
-runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
 """
 
 
@@ -91,8 +94,7 @@ def prepare(decoder: Decoder, folder: Path) -> None:
         if decoder.precision:
             network.save_pretrained(checkpoint)
             _write_tokenizer(checkpoint)
-            _build(decoder, checkpoint, plain, pruned=False)
-            _build(decoder, checkpoint, candidates / PRUNED, pruned=True)
+            _build(decoder, checkpoint, {plain: "false", candidates / PRUNED: "true"})
         else:
             _export(network, plain)
         del network
@@ -131,12 +133,15 @@ def _write_tokenizer(folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _build(decoder: Decoder, checkpoint: Path, folder: Path, pruned: bool) -> None:
-    """Runs onnxruntime-genai's builder. Raises ChildProcessError if it fails."""
-    command = [sys.executable, "-c", BUILDER, "-i", checkpoint, "-o", folder, "-p", decoder.precision, "-e", "cpu"]
-    command += ["-c", checkpoint / "cache", "--extra_options", f"prune_lm_head={str(pruned).lower()}"]
-    offline = os.environ | {"HF_HUB_OFFLINE": "1"}
-    run = subprocess.run([str(word) for word in command], capture_output=True, text=True, env=offline)
+def _build(decoder: Decoder, checkpoint: Path, pruned: Mapping[Path, str]) -> None:
+    """Runs onnxruntime-genai's builder for each folder, in a single process: each process imports PyTorch.
+
+    `pruned`: folder -> the option `prune_lm_head`. Raises ChildProcessError if the builder fails.
+    """
+    words = ["-i", str(checkpoint), "-p", decoder.precision, "-e", "cpu", "-c", str(checkpoint / "cache")]
+    runs = [[*words, "-o", str(folder), "--extra_options", f"prune_lm_head={way}"] for folder, way in pruned.items()]
+    command = [sys.executable, "-c", BUILDER, json.dumps(runs)]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     if run.returncode:
         raise ChildProcessError(
             f"onnxruntime_genai.models.builder: expected a model, found {run.stderr.splitlines()[-1]}"

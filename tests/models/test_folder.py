@@ -149,7 +149,9 @@ def test_training_with_the_published_options(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["models/train.py", *words])
     result = ok(train, *words)
     assert "to test on: cross stripes: 11, 5 and 4; stripes: 11, 5 and 4; étoffe: 11, 5 and 4" in result.output
-    said = "Not calibrated: expected 20 held-out images or more to fit a temperature, found 15; train with --hold-out 20"
+    said = (
+        "Not calibrated: expected 20 held-out images or more to fit a temperature, found 15; train with --hold-out 20"
+    )
     assert said in result.output
     config = load(path).config
     assert (config.pool, config.pos_emb, config.dropout, config.emb_dropout) == ("mean", "pe1d", 0.1, 0.2)

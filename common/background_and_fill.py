@@ -18,7 +18,7 @@ from common.preprocessing_settings import Background
 DARK, LIGHT = 64, 191  # border levels: a background below DARK is dark, above LIGHT it is light
 CONTRAST = 32  # a pixel of the thing differs from the border by more levels
 SAME_BACKGROUND_SHARE = 0.99  # at least this share of the training photos of each class must have the same background
-FAR = 10  # standard deviations of the borders' levels from the other background: at most 1 % are beyond (Cantelli)
+FAR = 6  # standard deviations of the borders' levels from the other background: at most 3 % are beyond (Cantelli)
 FILL_PERCENTILE = 0.5  # percent of the training photos that fill less than `fill`
 MEASURED_IMAGES = 4000  # evenly spaced training photos. A class without a photo among these is measured whole.
 

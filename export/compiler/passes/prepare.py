@@ -108,7 +108,7 @@ def _fold_known(model: ir.Model) -> None:
 def _check_opset(graph: ir.Graph) -> None:
     version = graph.opset_imports.get("", 0)
     if not OLDEST_OPSET <= version <= NEWEST_OPSET:
-        hint = f"onnx.version_converter makes opset {OLDEST_OPSET} of it" if version < OLDEST_OPSET else ""
+        hint = f"onnx.version_converter makes opset {OLDEST_OPSET} of it" if 0 < version < OLDEST_OPSET else ""
         raise NotSupported(f"opset: expected {OLDEST_OPSET} to {NEWEST_OPSET}, found {version}", hint)
 
 

@@ -216,6 +216,11 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         4,
         "output 'm': expected a tensor, found a map, as of ZipMap; nothing written",
     ),
+    "no opset": (
+        weighted(lambda proto, _: proto.ClearField("opset_import")),
+        4,
+        "opset: expected 10 to 26, found 0; nothing written",
+    ),
     "an output named twice": (
         weighted(lambda proto, _: proto.graph.output.append(proto.graph.output[0])),
         2,

@@ -69,15 +69,16 @@ def row_of_models(
 
 def six_blocks_against_one(rate: float) -> list[Key]:
     """ViT of six blocks and the others of one, at the published size. ViT is the same with --last-block row and all."""
-    six = FULL_RUN_AT_0_01 if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks/learning-rates"
-    one = f"learning-rates-{rate:g}-one-block/learning-rates"
+    six, one = (f"learning-rates-{rate:g}-{blocks}/learning-rates" for blocks in ("six-blocks", "one-block"))
     return [(six, "vit", 6, rate), *((one, model, 1, rate) for model in MODELS[1:])]
 
 
 def six_blocks_each(rate: float) -> list[Key]:
     """All networks of six blocks, at the published size."""
-    six = FULL_RUN_AT_0_01 if rate == 0.01 else f"learning-rates-{rate:g}-six-blocks-each/learning-rates"
-    return [six_blocks_against_one(rate)[0], *((six, model, 6, rate) for model in MODELS[1:])]
+    if rate == 0.01:
+        return [(FULL_RUN_AT_0_01, model, 6, rate) for model in MODELS]
+    others = f"learning-rates-{rate:g}-six-blocks-each/learning-rates"
+    return [six_blocks_against_one(rate)[0], *((others, model, 6, rate) for model in MODELS[1:])]
 
 
 def accuracies_at_rate(rate: float, *published: str) -> list[Row]:

@@ -249,10 +249,11 @@ def _class_counts(data: Dataset) -> str:
     """Of each class, or of the LISTED smallest of more classes, its pictures in each part."""
     parts = [data.train_labels, *([data.held[1]] if data.held else []), data.test_labels]
     counts = [[int((labels == label).sum()) for labels in parts] for label in range(len(data.labels))]
-    classes = [*zip(data.labels, counts, strict=True)]
-    smallest = sorted(classes, key=lambda named: sum(named[1]))[:LISTED] if len(classes) > LISTED else classes
-    of_all = f"of {len(classes)} classes the smallest: " if len(classes) > LISTED else ""
-    return of_all + "; ".join(f"{name}: {', '.join(map(str, own[:-1]))} and {own[-1]}" for name, own in smallest)
+    classes, of_all = [*zip(data.labels, counts, strict=True)], ""
+    if len(classes) > LISTED:
+        of_all = f"of {len(classes)} classes the smallest: "
+        classes = sorted(classes, key=lambda named: sum(named[1]))[:LISTED]
+    return of_all + "; ".join(f"{name}: {', '.join(map(str, own[:-1]))} and {own[-1]}" for name, own in classes)
 
 
 def _say_accuracy(output: Path, data: Dataset) -> None:

@@ -318,7 +318,7 @@ function showNothing(remark) {
   byId("digit").classList.remove("words");
   byId("remark").textContent = remark;
   byId("spoken").textContent = remark;
-  const labels = models.find(({ name }) => name === byId("model").value)?.labels ?? [];
+  const labels = chosenModel()?.labels ?? [];
   showBars(labels.length > BARS ? [] : labels.map((label) => ({ label, share: null })));
   byId("classes").textContent = "";
   showSeen(null);
@@ -376,6 +376,7 @@ function showSeen(rows) {
 // The server
 
 let models = []; // as the server last named them
+const chosenModel = () => models.find(({ name }) => name === byId("model").value);
 let isRefreshing = false;
 let refreshTimer = 0;
 
@@ -415,8 +416,7 @@ function showLeftOut(leftOut) {
 // Models of photos take no strokes.
 
 function modelChanged() {
-  const model = models.find(({ name }) => name === byId("model").value);
-  document.body.classList.toggle("photos", model?.preprocessing === "photo");
+  document.body.classList.toggle("photos", chosenModel()?.preprocessing === "photo");
   paint();
   scheduleQuestion(0);
 }

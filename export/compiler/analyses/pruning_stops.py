@@ -93,7 +93,7 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
 
 
 def _may_lack_rows(shapes: Shapes, node: ir.Node, source: ir.Value, indices: ir.Value) -> bool:
-    """Whether the node is a Gather of constant rows of a free axis, some of which a short input lacks."""
+    """Whether the node gathers constant rows of a free axis. A short input may lack such a row."""
     if node.op_type != "Gather" or source.shape is None or shapes.rank(indices) > 1:
         return False
     size = shapes.dims(source)[attribute_int(node, "axis", 0)]

@@ -97,8 +97,8 @@ class TrainingOptions:
 class Epoch:
     """Mean training loss; accuracies in [0, 1], on the held-out images if there are any.
 
-    `test_accuracy` is None where no images are judged. Without held-out pictures a folder has its test part judged at the
-    end alone. In `class_accuracy` a class without images has None.
+    `test_accuracy` is None where no images are judged. A folder without held-out pictures is judged at the end alone.
+    In `class_accuracy` a class without images has None.
     """
 
     epoch: int

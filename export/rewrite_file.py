@@ -156,9 +156,10 @@ def _runner(written: Path, original: Original) -> Runner:
     """Raises NotSupported; the message is about the original if ONNX Runtime refuses the original, too."""
     try:
         return Runner(written)
-    except NotSupported:
+    except NotSupported as error:
         original.check_runs()
-        raise
+        reason = str(error).removeprefix(f"{written}: ")
+        raise NotSupported(f"the rewritten file: {reason}") from error
 
 
 def plan_proof(

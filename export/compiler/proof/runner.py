@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -28,6 +28,7 @@ from export.compiler.operators.evaluate import UnknownOperator, evaluate
 from export.compiler.proof.inputs import Feeds
 
 Arrays = list[Array]
+Result = TypeVar("Result")
 
 SIGNATURE = r"[\w:&*<>,~ ]*\((?:[^()]|\([^()]*\))*\) (?:const )?"  # of a function of C++
 STALE_SHAPES = r"the file declares an inner shape that is stale, \1; without graph.value_info it may run"
@@ -62,7 +63,8 @@ class Runner:
 
     A `large` file gets a new session for every run, because weights that a session has read or transposed stay in
     memory as long as the session lives. By default `is_large` decides. `threads`, `level` and, for smaller files,
-    `packed` are as in `session`. Raises NotSupported if ONNX Runtime refuses the file.
+    `packed` are as in `session`. Raises NotSupported if ONNX Runtime refuses the file, ProcessEnded if it ends its
+    process: its optimiser does so for some files.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Runner:
         self.path, self.threads, self.level = path, threads, level
         self.large = is_large(path) if large is None else large
         self.packed = packed and not self.large
-        self.session = session(path, self.packed, self.large, threads, level)
+        options = path, self.packed, self.large, threads, level
+        _apart(lambda: bool(session(*options)), f"{path}: expected a file that ONNX Runtime runs")
+        self.session = session(*options)
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
         self.accepted = {*self.inputs, *(value.name for value in self.session.get_overridable_initializers())}
@@ -163,33 +167,41 @@ def answers_apart(runner: Runner, feeds: Feeds) -> dict[str, Array]:
     On empty inputs some of ONNX Runtime's kernels divide by zero, abort the process or never end. Raises NotSupported
     if ONNX Runtime refuses the inputs, ProcessEnded if the process ends or takes longer than EMPTY_S seconds.
     """
+    return _apart(lambda: runner(feeds), "expected an answer", EMPTY_S)
+
+
+def _apart(run: Callable[[], Result], expected: str, limit_s: float | None = None) -> Result:
+    """The result of `run` in a separate process, which ONNX Runtime may end. `expected`: the result, in words.
+
+    Raises the NotSupported of `run`, ProcessEnded if the process ends or exceeds the limit.
+    """
     fork = multiprocessing.get_context("fork")  # the session has no threads
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_answer, args=(runner, feeds, sender), daemon=True)
+    process = fork.Process(target=_send, args=(run, sender), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does not use
         process.start()
     sender.close()
     try:
-        if not receiver.poll(EMPTY_S):
-            raise ProcessEnded(f"expected an answer, found no answer within {EMPTY_S} s")
-        answer: dict[str, Array] | str = receiver.recv()
+        if not receiver.poll(limit_s):
+            raise ProcessEnded(f"{expected}, found no answer within {limit_s} s")
+        result: tuple[Result] | str = receiver.recv()
     except EOFError:
-        raise ProcessEnded("expected an answer, found the end of ONNX Runtime's process") from None
+        raise ProcessEnded(f"{expected}, found the end of ONNX Runtime's process") from None
     finally:
         process.kill()
         process.join()
-    if isinstance(answer, str):
-        raise NotSupported(answer)
-    return answer
+    if isinstance(result, str):
+        raise NotSupported(result)
+    return result[0]
 
 
-def _answer(runner: Runner, feeds: Feeds, sender: Connection) -> None:
-    """Sends the outputs, or the text of an error."""
+def _send(run: Callable[[], object], sender: Connection) -> None:
+    """Sends the result in a tuple, or the text of an error."""
     faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries report their abort there
     try:
-        sender.send(runner(feeds))
+        sender.send((run(),))
     except NotSupported as error:
         sender.send(str(error))
 

@@ -150,6 +150,15 @@ LARGE = f"""<ir_version: 8, opset_import: ["": 18]> g (float[{SIZE}, n, 4] a, fl
 (float[{SIZE}, n, 4] y) <int64[3] size = {{{SIZE}, 1, 1}}> {{ e = Expand(b, size) h = MatMul(e, w) y = Add(h, a) }}"""
 WITHOUT_PRODUCTS = """<ir_version: 8, opset_import: ["": 18]>
 g (float[4, 4] x) => (float[4, 4] y) { y = Softmax<axis = 7>(x) }"""
+TURNED = """<ir_version: 8, opset_import: ["": 17]>
+g (float16[b, n, 4] x) => (float16[n, b, 4] y) { t = Transpose<perm = [1, 0, 2]>(x) y = MatMul(t, w) }"""
+TURNED_TWICE = TURNED.replace(
+    "y = MatMul(t, w)",
+    "u = Transpose<perm = [1, 0, 2]>(t) o = MatMul(u, w) m = MatMul(t, w) y = Transpose<perm = [1, 0, 2]>(m)",
+)
+OPTIONAL_BIAS = """<ir_version: 8, opset_import: ["": 17, "own": 1]>
+g (float[b, n, 4] x, float[4] s) => (float[b, n, 4] y) { y = own.norm(x, s) }
+<domain: "own", opset_import: ["": 17]> norm (x, s, bias) => (y) { y = LayerNormalization(x, s, bias) }"""
 RUNS = "expected a file that ONNX Runtime runs, found "
 FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit code, parts of the line
     "nothing": (b"", 2, "expected an ONNX model"),
@@ -281,6 +290,21 @@ FILES: dict[str, tuple[bytes | onnx.ModelProto, int, str]] = {  # content, exit 
         softmax(axis="a"),
         4,
         f"{RUNS} … Mismatched attribute type in ' : axis'. Expected: 'INT', actual: 'STRING'",
+    ),
+    "a float16 file at which ONNX Runtime's optimiser ends the process": (
+        ir.to_proto(parse(TURNED, w=np.ones((4, 4), np.float16))),
+        4,
+        f"{RUNS}the end of ONNX Runtime's process; nothing written",
+    ),
+    "a float16 file whose rewrite ends ONNX Runtime's process": (
+        ir.to_proto(parse(TURNED_TWICE, w=np.ones((4, 4), np.float16))),
+        4,
+        f"the rewritten file: {RUNS}the end of ONNX Runtime's process; nothing written",
+    ),
+    "a function's optional input as a bias": (
+        onnx.parser.parse_model(OPTIONAL_BIAS),
+        4,
+        f"{RUNS}the end of ONNX Runtime's process; nothing written",
     ),
     "a version of the future": (softmax(99), 4, f"{RUNS}Unsupported model IR version: 99, max supported IR version"),
 }

@@ -8,6 +8,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
     (x P) W = x (P W)                                  for an order P of features, see `reorder_patch_features`
+    Reshape(x, [b, n, 2, 8]) = Reshape(x, [0, 0, 2, 8])    if b and n are the sizes of x
 
 Reads a node and the nodes before it: `RULES` has the rules by the node's operator. Refuses nothing by name: a node
 stays where no rule applies.
@@ -88,7 +89,7 @@ class Tidying:
         before, after = self.shapes.dims(source), self.shapes.dims(at.outputs[0])
         if same_shape(before, after) and not at.outputs[0].is_graph_output():
             return source
-        sizes = [_reshape_size(before, axis, dim) for axis, dim in enumerate(after)]
+        sizes = _reshape_sizes(before, after)
         original_sizes = (integers(at.inputs[1]) if at.op_type == "Reshape" else None) or []
         if -1 in sizes:
             is_moved = -1 not in original_sizes or (0 in sizes and original_sizes[sizes.index(-1)] != -1)
@@ -116,17 +117,30 @@ class Tidying:
         return self.node(at, "Add", [value, self.constants.add(array, f"{at.outputs[0].name}_sum", value.dtype)])
 
 
-def _reshape_size(before: Sequence[Dim], axis: int, dim: Dim) -> int:
-    """A size as an element of Reshape's shape: a number, 0 to copy the source's size of this axis, or else -1."""
-    if isinstance(dim, int):
-        return dim
-    return 0 if axis < len(before) and same(before[axis], dim) else -1
+def _reshape_sizes(before: Sequence[Dim], after: Sequence[Dim]) -> list[int]:
+    """Reshape's shape: of each axis a number, 0 to copy the source's size of this axis, or else -1."""
+    copied = [axis < len(before) and same(before[axis], dim) for axis, dim in enumerate(after)]
+    return [dim if isinstance(dim, int) and dim else 0 if copied[axis] else -1 for axis, dim in enumerate(after)]
 
 
 def _reshape_of_reshape(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """Reshape(Reshape(x)) = Reshape(x)."""
     source = made_of(node.inputs[0], *RESHAPES)
     return tidying.reshaped(node, source) if source is not None else None
+
+
+def _copied_sizes(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    """Reshape(x, [b, n, 2, 8]) = Reshape(x, [0, 0, 2, 8]), if b and n are the sizes of x.
+
+    ONNX Runtime may write one of the computed sizes as -1, which fails where the batch is empty.
+    """
+    source = given(node, 0)
+    if node.op_type != "Reshape" or integers(node.inputs[1]) is not None:
+        return None
+    sizes = _reshape_sizes(tidying.shapes.dims(source), tidying.shapes.dims(node.outputs[0]))
+    if -1 in sizes:
+        return None
+    return tidying.node(node, "Reshape", [source, tidying.constants.add_integers(sizes, "shape")])
 
 
 def _transpose_of_ones(tidying: Tidying, node: ir.Node) -> ir.Value | None:
@@ -237,6 +251,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         operator: {
             "joined with the reshape before it": _reshape_of_reshape,
             "moved before the transpose": _squeeze_of_transpose,
+            "copies its sizes": _copied_sizes,
             "patches in the picture's order": lambda tidying, node: reorder_patch_features(
                 tidying.shapes, tidying.constants, node
             ),

@@ -251,6 +251,30 @@ def test_an_error_of_onnx_runtime_s_own_layout_is_told(tmp_path: Path, monkeypat
         both(tmp_path, before, after, **weights)
 
 
+NO_NUMBER = "Fails, drawn at b=2, n=0, where the original answers without a number: expected the file to run"
+ONLY_PLAIN = "Equal only without ONNX Runtime's optimiser, drawn at b=0, n=2: with it expected the file to run"
+UNLIKE = [  # two graphs that differ only on empty inputs, and what is told
+    ("y = Slice(x, last, far, one)", "y = Gather<axis = 1>(x, last)", NO_NUMBER),
+    (  # where a single size is not the source's own, the optimiser writes it as -1
+        "y = Unsqueeze(x, two)",
+        "l = Shape(x) g = Gather(l, zero) b = Unsqueeze(g, first) n = Shape(z) s = Concat<axis = 0>(b, n, one, three) "
+        "y = Reshape(x, s)",
+        ONLY_PLAIN,
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "said"), UNLIKE)
+def test_what_differs_only_on_an_empty_input_is_told(before: str, after: str, said: str, tmp_path: Path) -> None:
+    head = HEAD.replace("2, 3] x)", "n, 3] x, float[n] z) => (float y)")
+    graphs = [f"{head} {{ {nodes} }}" for nodes in (before, after)]
+    numbers = {"one": np.array([1]), "three": np.array([3]), "last": np.array([-1]), "far": np.array([1 << 40])}
+    numbers |= {"zero": np.array(0), "first": np.array([0]), "two": np.array([2])}
+    own, left = both(tmp_path, *graphs, **numbers)
+    assert own.proof().error == 0
+    assert [line[: len(said)] for line in left] == [said]
+
+
 def test_an_abort_of_onnx_runtime_is_no_answer(tmp_path: Path) -> None:
     """Its GRU divides by the number of steps."""
     network = parse(

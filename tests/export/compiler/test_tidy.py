@@ -37,6 +37,11 @@ TIDIED = [
         ["Gather", "Relu", "Transpose", "Squeeze"],  # the batch moves
     ),
     (
+        "q = Gather<axis = 0>(sizes, first) s = Concat<axis = 0>(q, four, two, three) h = Reshape(x, s) "
+        "t = Transpose<perm = [0, 2, 1, 3]>(h) u = Relu(t) y = Transpose<perm = [0, 2, 3, 1]>(u)",
+        ["Reshape", "Transpose", "Relu", "Transpose"],
+    ),
+    (
         "h = Reshape(x, single) t = Transpose<perm = [2, 0, 3, 1, 4]>(h) y = Squeeze(t, first)",
         ["Reshape", "Transpose"],
     ),
@@ -49,6 +54,7 @@ STAYS = [
     "t = Transpose<perm = [0, 2, 1]>(x) y = Relu(t)",
     "m = MatMul(x, w) y = Gather<axis = 1>(m, zero)",  # of several rows
     "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
+    "t = Transpose<perm = [1, 0, 2]>(x) s = Concat<axis = 0>(sizes, four, six) y = Reshape(t, s)",  # moves the batch
 ]
 
 
@@ -62,7 +68,7 @@ def network(nodes: str) -> ir.Model:
     return parse(
         f"{head} {nodes} }}",
         **{"flat": [-1, 24], "heads": [-1, 4, 2, 3], "pads": [0, 1, 0, 0, 0, 0], "single": [-1, 4, 1, 2, 3]},
-        **{"one": [1], "six": [6], "first": [0], "zero": 0},
+        **{"one": [1], "two": [2], "three": [3], "four": [4], "six": [6], "first": [0], "zero": 0},
         **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()},
     )
 

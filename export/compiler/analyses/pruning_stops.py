@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from export.compiler.analyses.demand import WHOLE_VALUE, Demands, merged
-from export.compiler.analyses.runtime_gathered_rows import choices, is_smaller
+from export.compiler.analyses.runtime_gathered_rows import OLDEST_OPSET, choices, is_smaller
 from export.compiler.errors import Site
-from export.compiler.graph.attributes import attribute_int, optional
+from export.compiler.graph.attributes import attribute_int, opset, optional
 from export.compiler.graph.constants import FLOATS, is_constant
 from export.compiler.graph.def_use import is_read
 from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Shapes
@@ -85,7 +85,9 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
                 sites.append(Site.at(node, SHORT))
         else:
             reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
-            if (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
+            if opset(node) < OLDEST_OPSET:
+                reason = f"picks at run time, which is followed from opset {OLDEST_OPSET} on, found {opset(node)}"
+            elif (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
             sites.append(Site.at(node, reason))

@@ -22,6 +22,8 @@ from export.compiler.graph.symbolic_shapes import WHOLE_NUMBERS, Dim, Shapes, sa
 from export.compiler.operators.shape_inference import elements_of
 from export.compiler.operators.table import RESHAPES, view_of
 
+OLDEST_OPSET = 12  # from it on GatherND has batch_dims, with which chosen rows are taken earlier
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -138,6 +140,8 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
 
 def _starts(shapes: Shapes, value: ir.Value | None, batch: Dim, rows: Dim) -> bool:
     """Whether the value is 0, rows, 2 * rows, ...: the number of each text's first row."""
+    if isinstance(batch, int) and isinstance(rows, int):
+        return integers(value) == [text * rows for text in range(batch)]
     maker = made_by(value, "Mul")
     return maker is not None and any(
         counts(shapes, text_numbers, 0, batch) and size is not None and _is_size(shapes, size, rows)

@@ -6,7 +6,7 @@ the chosen rows alone. For an operator f that computes a row of its output from 
     gather(f(X, Y), r) = f(gather(X, r), gather(Y, r))
 
 Reads the axis maps of `input_axes`. An operator stays as it is where another reader needs more rows, or where it mixes
-rows or has no rule. Refuses nothing by name: before opset 12, whose GatherND has batch_dims, the graph stays.
+rows or has no rule. Refuses nothing by name: before OLDEST_OPSET the graph stays.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.analyses.demand import demand_shape
-from export.compiler.analyses.runtime_gathered_rows import Choice, choices, is_smaller
+from export.compiler.analyses.runtime_gathered_rows import OLDEST_OPSET, Choice, choices, is_smaller
 from export.compiler.errors import Site
 from export.compiler.graph.attributes import reads_shape_alone
 from export.compiler.graph.constants import Constants
@@ -30,7 +30,6 @@ from export.compiler.operators.costs import is_multiplying
 from export.compiler.operators.table import BROADCASTING, RESIZING
 from export.compiler.passes.drop_unread import refresh
 
-OLDEST_OPSET = 12  # batch_dims of GatherND
 ATTENTION = {"Attention", "MultiHeadAttention"}  # `input_axes` has no rule for their batch: it is axis 0
 ALIGNED = BROADCASTING | {"MatMul", "Attention", "Expand"}  # an operand may lack the batch: all of it reads the same
 

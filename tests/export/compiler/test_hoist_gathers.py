@@ -75,11 +75,16 @@ FLAT = """
 """
 
 
-def test_an_index_into_the_rows_of_all_texts_may_be_another_text_s_row() -> None:
+STARTS = "counted = Range(zero, size, one) starts = Mul(counted, length)"
+
+
+@pytest.mark.parametrize("sizes", [{"b": "b", "n": "n", STARTS: STARTS}, {"b": "3", "n": "5", STARTS: ""}])
+def test_an_index_into_the_rows_of_all_texts_may_be_another_text_s_row(sizes: dict[str, str]) -> None:
     """As PyTorch's older exporter picks the last token: that of an empty text is the last of the text before."""
-    numbers = {"zero": np.array(0), "one": np.array(1)}
+    numbers = {"zero": np.array(0), "one": np.array(1)} | ({} if sizes[STARTS] else {"starts": np.array([0, 5, 10])})
     weights = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
-    original = parse(FLAT, w=weights, **numbers)
+    head = FLAT.replace("[b", f"[{sizes['b']}").replace(", n,", f", {sizes['n']},").replace(STARTS, sizes[STARTS])
+    original = parse(head, w=weights, **numbers)
     rewritten = rewrite(original, sizes={"b": 2, "n": 16})
     assert changes(rewritten) == [CHOSEN] * 3
     x = np.random.default_rng(1).standard_normal((3, 5, 4))
@@ -168,6 +173,10 @@ def test_a_choice_moves_through_a_graph_deeper_than_python_s_stack() -> None:
         (pairs(start="one"), "y (GatherND): picks at run time of what MatMul h makes"),  # texts from the second on
         (pairs(more=", float[b, n, 3] h"), "y (graph output): no multiplying operator computes more"),
         (pairs(rows="part", target="end, lines, width"), ""),  # rows of another text
+        (
+            pairs(text=PAIRS.replace('"": 18', '"": 11')),
+            "y (GatherND): picks at run time, which is followed from opset",
+        ),
     ],
 )
 def test_gathers_that_cannot_be_hoisted_stay_and_are_named(model: ir.Model, reason: str) -> None:

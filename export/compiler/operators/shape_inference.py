@@ -106,12 +106,12 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
         before = number(source.shape[axis])
         if not isinstance(before, ir.SymbolicDim):
             continue
-        sizes = [least(before), FAR, *(abs(bound) + more for bound in (start, end) for more in (0, 1))]
+        sizes = [max(least(before), 1), FAR, *(abs(bound) + more for bound in (start, end) for more in (0, 1))]
         counts = {len(range(size)[slice(start, end, step)]) for size in sizes if sizes[0] <= size <= FAR}
-        if start == -1 and end >= FAR and step == 1:
-            dims[axis] = 1
-        elif len(counts) == 1:
+        if len(counts) == 1:
             dims[axis] = counts.pop()
+        elif isinstance(dims[axis], int):
+            dims[axis] = context.new_symbolic_dim()
     out.shape = ir.Shape(dims)
 
 

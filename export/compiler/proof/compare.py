@@ -21,6 +21,7 @@ from export.compiler.proof.runner import AS_WRITTEN, WITHOUT_LAYOUTS, Runner, an
 from export.compiler.proof.tolerances import TOLERANCES, WORST, allowed, is_finite, relative_error
 
 INPUTS_HINT = "--inputs FILE.npz --inputs-only takes your inputs alone"
+SIZE_HINT = "--dims NAME=SIZE draws another size"
 QUANTISED_HINT = (
     "float32's rounding may move a quantised activation by a step of its scale: rewrite the float file and quantise "
     f"the result, or {INPUTS_HINT}"
@@ -179,7 +180,7 @@ def _add_empty(errors: Errors, inputs: Round, answers: Sequence[Array]) -> None:
         alone.add(inputs.answers, answers, empty=True)
         alone.proof()
     except ProofFailed as failed:
-        raise ProofFailed(f"{inputs.source}: {failed.reason}", "--dims NAME=SIZE draws a size other than 0") from failed
+        raise ProofFailed(f"{inputs.source}: {failed.reason}", SIZE_HINT) from failed
     errors.add(inputs.answers, answers, empty=True)
 
 
@@ -197,17 +198,17 @@ def _answers(runner: Runner, inputs: Round, warn: Callable[[str], None]) -> dict
     try:
         return answers_apart(runner, inputs.feeds)
     except NotSupported as error:
-        failed = ProofFailed(f"{inputs.source}, which the original answers: {error}")
+        failed = ProofFailed(f"{inputs.source}, which the original answers: {error}", SIZE_HINT)
         if isinstance(error, ProcessEnded):
             raise failed from error
-        if all(not array.size and len(array) for array in inputs.answers):
-            warn(f"Fails, {inputs.source}, where the original answers without a number: {error}")
-            return None
         for level, left_out in ((WITHOUT_LAYOUTS, "layout of convolutions"), (AS_WRITTEN, "optimiser")):
             with suppress(NotSupported):
                 answers = answers_apart(runner.at(level), inputs.feeds)
                 warn(f"Equal only without ONNX Runtime's {left_out}, {inputs.source}: with it {error}")
                 return answers
+        if all(not array.size and len(array) for array in inputs.answers):
+            warn(f"Fails, {inputs.source}, where the original answers without a number: {error}")
+            return None
         raise failed from error
 
 

@@ -43,8 +43,8 @@ class Round:
     """Inputs and the original's answers, cut to the parts that are read.
 
     source: where the inputs come from, in words. answers: by ONNX Runtime. double: in float64, or None. as_written: by
-    ONNX Runtime without its optimiser, or None. empty: an axis of the inputs has size 0; then `answers` may have no
-    elements, and `double` is None.
+    ONNX Runtime without its optimiser, or None. empty: an axis of the inputs, or of an answer, may have size 0; then
+    `double` is None.
     """
 
     source: str
@@ -105,7 +105,8 @@ def rounds(
             yield drawn
             answered += 1
         if answered == len(family.needed):
-            yield from filter(None, map(candidates.attempt, family.more, count(answered)))
+            for number, sizes in enumerate(family.more, answered):
+                yield from filter(None, [candidates.attempt(sizes, number) or candidates.attempt_empty(sizes)])
             yield from candidates.masked(family.needed[-1])
             empty = empty_sizes(graph, family.needed[1 % len(family.needed)], {*channels(graph), *options.dims})
             yield from filter(None, map(candidates.attempt_empty, empty))
@@ -205,7 +206,7 @@ class _Candidates:
             raise NotSupported(f"packed: expected finite answers beside drawn masks, found none: {self.reason}")
 
     def attempt_empty(self, sizes: Sizes) -> Round | None:
-        """A round in which a size is 0; None unless the original's answer is finite and has the usual ranks.
+        """A round in which a size, or one of an answer, is 0; None unless the answer is finite and has the usual rank.
 
         A mean over no token is not finite. ONNX Runtime's ArgMax over no token keeps the axis that it should drop.
         """

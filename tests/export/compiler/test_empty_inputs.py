@@ -216,6 +216,16 @@ BIAS_OF_NO_TOKEN = """size = Shape<start = 1, end = 2>(x) float = Cast<to = 1>(s
     less = Sub(unit, some) y = Add(s, less) }"""
 
 
+def test_an_answer_without_a_number_is_compared(tmp_path: Path) -> None:
+    """The second row, of which a text of one token has none."""
+    head = HEAD.replace("2, 3]", "n, 3]")
+    before = f"{head} => (float y) {{ y = Slice(x, one, two, one) }}"
+    after = f"{head} => (float y) {{ both = Slice(x, zero, two, one) y = Slice(both, last, two, one) }}"
+    given = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "last": np.array([-1])}
+    with pytest.raises(ProofFailed, match=r"drawn at b=2, n=1: .* expected shape \(2, 0, 3\), found \(2, 1, 3\)"):
+        both(tmp_path, before, after, **given)
+
+
 def test_a_sum_over_no_token_is_compared(tmp_path: Path) -> None:
     given = {"axis": np.array([1]), "unit": np.ones(1, np.float32)}
     right = f"{SUMMED} y = Identity(s) }}"

@@ -82,3 +82,13 @@ def opset(node: ir.Node) -> int:
 def has_window(node: ir.Node) -> bool:
     """Whether each query of an Attention sees only the keys near its own position."""
     return {attribute_int(node, f"{side}_window_size", -1) for side in ("left", "right")} != {-1}
+
+
+def factor_axes(node: ir.Node, position: int, rank: int) -> list[int]:
+    """The order of axes in which a FusedMatMul multiplies its input 0 or 1: (batch, ..., rows, columns)."""
+    axes, factor = [*range(rank)], "AB"[position]
+    if attribute_int(node, f"transBatch{factor}", 0):
+        axes.insert(rank - 2, axes.pop(0))
+    if attribute_int(node, f"trans{factor}", 0):
+        axes[-2:] = axes[:-3:-1]
+    return axes

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, attribute_string
+from export.compiler.graph.attributes import attribute_int, attribute_string, factor_axes
 from export.compiler.graph.symbolic_shapes import Dim, Shapes
 
 Macs = Callable[[Shapes, ir.Node], int]
@@ -62,7 +62,8 @@ def filters_of_input(shapes: Shapes, node: ir.Node) -> int:
 
 def gemm(shapes: Shapes, node: ir.Node) -> int:
     """Gemm and FusedMatMul."""
-    return _out(shapes, node) * _sizes(shapes, node.inputs[0])[-2 if attribute_int(node, "transA", 0) else -1]
+    sizes = _sizes(shapes, node.inputs[0])
+    return _out(shapes, node) * sizes[factor_axes(node, 0, len(sizes))[-1]]
 
 
 def blocks(shapes: Shapes, node: ir.Node) -> int:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx_shape_inference import SYM_DATA_KEY, ShapeInferenceContext, infer_symbolic_shapes, registry
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int, optional
+from export.compiler.graph.attributes import attribute_int, factor_axes, optional
 from export.compiler.graph.constants import integers
 from export.compiler.graph.symbolic_shapes import FAR, WHOLE_NUMBERS, Dim, agree, least, number, product, same, slices
 from export.compiler.operators import size_arithmetic
@@ -280,6 +280,20 @@ def _gather_blocks(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_shape_and_dtype(node.outputs[0], shape, scales.dtype)
 
 
+def _fused_product(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """FusedMatMul, whose factors may be transposed; the library does not know that of their batches."""
+    factors = []
+    for position, value in enumerate(node.inputs[:2]):
+        dims = value.shape.dims if value is not None and value.shape is not None else None
+        turned = [dims[axis] for axis in factor_axes(node, position, len(dims))] if dims is not None else None
+        kind = value.type if value is not None else None
+        factors.append(ir.Value(name="factor", shape=ir.Shape(turned) if turned is not None else None, type=kind))
+    out, product, infer_product = node.outputs[0], ir.node("MatMul", factors), registry.get("", "MatMul", 13)
+    if infer_product is not None:
+        infer_product(context, product)
+        out.shape, out.type = product.outputs[0].shape, product.outputs[0].type
+
+
 def _channels_last(context: ShapeInferenceContext, node: ir.Node) -> None:
     """A pool with its channels in the last axis; ONNX's pools, whose shapes are taken, have them in axis 1."""
     if attribute_int(node, "channels_last", 0):
@@ -310,6 +324,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
 }
 UNKNOWN_TO_LIBRARY: Mapping[str, Inference] = {
     "DynamicQuantizeMatMul": _integer_product,
+    "FusedMatMul": _fused_product,
     "GatherBlockQuantized": _gather_blocks,
     "MatMulIntegerToFloat": _integer_product,
     "QGemm": _quantised_gemm,
@@ -343,6 +358,10 @@ def _register() -> None:
     for name, onnx_operator in SAME_SHAPES_AS.items():
         if (function := registry.get("", *onnx_operator)) is not None:
             registry.register("com.microsoft", name, since_version=1)(function)
+    if (
+        function := registry.get("", "LayerNormalization", 17)
+    ) is not None:  # ONNX Runtime writes it before opset 17, too
+        registry.register("", "LayerNormalization", since_version=1)(function)
     for (domain, name), corrections in CORRECTIONS.items():
         versions = registry.version_boundaries(domain, name)
         functions = {version: registry.get(domain, name, version) for version in versions}

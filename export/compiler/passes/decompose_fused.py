@@ -21,7 +21,14 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_float, attribute_int, attribute_ints, given, optional
+from export.compiler.graph.attributes import (
+    attribute_float,
+    attribute_int,
+    attribute_ints,
+    factor_axes,
+    given,
+    optional,
+)
 from export.compiler.graph.constants import Constants, is_constant, of_type, stored
 from export.compiler.graph.def_use import is_read, remove_unused
 from export.compiler.graph.node_builder import INT64, Nodes, nodes_before
@@ -102,18 +109,15 @@ def _decompose_embedding(graph: Graph, node: ir.Node) -> None:
 
 
 def _multiplies_matrices(shapes: Shapes, node: ir.Node) -> bool:
-    """Whether both factors of a FusedMatMul have known ranks from 2 on, and no transposed batch."""
-    matrices = all(value.shape is not None and shapes.rank(value) > 1 for value in (given(node, 0), given(node, 1)))
-    return matrices and not any(attribute_int(node, name, 0) for name in ("transBatchA", "transBatchB"))
+    """Whether both factors of a FusedMatMul have known ranks from 2 on."""
+    return all(value.shape is not None and shapes.rank(value) > 1 for value in (given(node, 0), given(node, 1)))
 
 
 def _decompose_product(graph: Graph, node: ir.Node) -> None:
     shapes, constants, _ = graph
     nodes, out, factors = nodes_before(constants, node), node.outputs[0], [given(node, 0), given(node, 1)]
-    for position, name in enumerate(("transA", "transB")):
-        rank = shapes.rank(factors[position])
-        order = [*range(rank - 2), rank - 1, rank - 2] if attribute_int(node, name, 0) else [*range(rank)]
-        factors[position] = nodes.transpose(factors[position], order)
+    for position, factor in enumerate(factors):
+        factors[position] = nodes.transpose(factor, factor_axes(node, position, shapes.rank(factor)))
     product = nodes.add("MatMul", factors)
     if (alpha := attribute_float(node, "alpha", 1)) != 1:
         product = nodes.add("Mul", [product, constants.add(np.array(alpha, np.float32), "alpha", out.dtype)])

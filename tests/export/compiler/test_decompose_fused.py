@@ -188,3 +188,26 @@ def test_a_planted_fault_fails_the_proof(
 ) -> None:
     fault(monkeypatch)
     proof_fails(network(FORMS[form]), tmp_path, packed=packed)
+
+
+@pytest.mark.parametrize("turned", [{"transBatchB": 1}, {"transA": 1, "transBatchA": 1}, {"transBatchA": 1}])
+def test_a_product_whose_batch_is_transposed_is_cut(turned: dict[str, int]) -> None:
+    """As ONNX Runtime fuses the attention of PyTorch's MultiheadAttention."""
+    attributes = ", ".join(f"{name} = {value}" for name, value in turned.items())
+    left = {"transBatchA": "n, b, s", "transAtransBatchA": "s, b, n"}.get("".join(turned), "b, n, s")
+    right = "s, b, 4" if "transBatchB" in turned else "b, s, 4"
+    original = parse(
+        f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[{left}] x, float[{right}] z) =>
+        (float[b, 4] y) {{
+            p = com.microsoft.FusedMatMul<alpha = 0.5, {attributes}>(x, z) y = Gather<axis = 1>(p, first) }}""",
+        first=np.array(0),
+    )
+    done = rewrite(original, sizes={"b": 1, "n": 24, "s": 24})
+    assert done.steps[-1].macs * 24 == done.macs == 24 * 24 * 4
+    sizes = {"b": 3, "n": 5, "s": 7, "4": 4}
+    feeds = {
+        name: np.random.default_rng(0).standard_normal([sizes[dim] for dim in dims.split(", ")]).astype(np.float32)
+        for name, dims in (("x", left), ("z", right))
+    }
+    before, after = (session_of(model).run(None, feeds)[0] for model in (original, done.model))
+    np.testing.assert_allclose(after, before, rtol=0, atol=1e-5)

@@ -110,6 +110,15 @@ def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, exp
     assert str(model.graph.outputs[0].shape) == expected
 
 
+def test_a_norm_of_a_later_opset_has_a_shape() -> None:
+    """ONNX Runtime's optimisers write LayerNormalization in files of any opset."""
+    nodes = "(float[b, n, 4] x) => (float y) { y = LayerNormalization(x, scale) }"
+    model = parse(f"{HEAD.replace('18', '14')} {nodes}", scale=np.ones(4, np.float32))
+    model.graph.outputs[0].shape = None
+    infer(model)
+    assert str(model.graph.outputs[0].shape) == "[b,n,4]"
+
+
 @pytest.mark.parametrize(
     "nodes",
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
@@ -72,7 +72,8 @@ def _loaded(path: Path) -> ir.Model:
     check_proto(proto, path)
     model, place = ir.from_proto(proto), path if data is None else path.resolve()
     split_defaults(model)
-    set_base_dir(model.graph, place.parent)
+    for body in (model.graph, *(function.graph for function in model.functions.values())):
+        set_base_dir(body, place.parent)
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.TensorProtoTensor) and tensor.dtype in FLOATS:  # it copies its array at each read
@@ -114,8 +115,7 @@ def _check_weight_files(model: ir.Model, path: Path) -> None:
 
 def _check_lengths(model: ir.Model, path: Path) -> None:
     """Raises BadRequest for a file of weights that was cut off, as by an interrupted download."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
+    for tensor in _weights(model):
         if isinstance(tensor, ir.ExternalTensor):
             end, size = (tensor.offset or 0) + tensor.nbytes, Path(tensor.path).stat().st_size
             if size < end:
@@ -144,8 +144,17 @@ def weight_bytes(model: ir.Model) -> int:
 
 def weight_files(model: ir.Model) -> list[Path]:
     """The files of weights beside the model's own file."""
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    return sorted({Path(tensor.path) for tensor in tensors if _is_separate(tensor)})
+    return sorted({Path(tensor.path) for tensor in _weights(model) if _is_separate(tensor)})
+
+
+def _weights(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:
+    """Also those of Constant nodes, branches and functions."""
+    for body in (model.graph, *(function.graph for function in model.functions.values())):
+        for graph in (body, *body.subgraphs()):
+            yield from (value.const_value for value in graph.initializers.values())
+        for node in body.all_nodes():
+            fields = (field for field in node.attributes.values() if field.type == ir.AttributeType.TENSOR)
+            yield from (field.as_tensor() for field in fields if not field.is_ref())
 
 
 def _is_separate(tensor: ir.TensorProtocol | None) -> TypeGuard[ir.ExternalTensor]:
@@ -195,12 +204,12 @@ def weights_by_place(path: Path) -> dict[str, Path]:
     Raises NotSupported for a location outside the folder.
     """
     places = {}
-    for value in ir.load(path).graph.initializers.values():
-        if isinstance(tensor := value.const_value, ir.ExternalTensor):
+    for tensor in _weights(ir.load(path)):
+        if isinstance(tensor, ir.ExternalTensor):
             place = Path(tensor.location)
             if place.is_absolute() or ".." in place.parts:
                 raise NotSupported(f"{path}: expected its weights in its folder, found {place}")
-            places[place.as_posix()] = Path(tensor.path)
+            places[place.as_posix()] = path.parent / place
     return places
 
 

@@ -9,10 +9,11 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, Encoder, export, parse, run, wrote
+from foreign_networks import DIM, Encoder, export, manifest_of, parse, run, wrote
 from torch import nn
 
 from export.compiler import pipeline
+from export.compiler.graph.files import weights_by_place
 
 
 @pytest.mark.slow
@@ -72,6 +73,36 @@ def test_a_link_that_leads_elsewhere_is_refused(cached: Path, tmp_path: Path) ->
     result = run(cached, "-o", tmp_path / "out.onnx")
     assert (result.exit_code, (tmp_path / "out.onnx").exists()) == (4, False)
     assert f"in.data: expected a link into {tmp_path / 'blobs'}, found a link to {tmp_path / 'secret'}" in result.output
+
+
+WITHIN = {
+    "a function": """g (float[b, n, 4] x) => (float[b, n, 4] y) { y = own.f(x) }
+        <domain: "own", opset_import: ["": 17]>
+        f (x) => (y) { w = Constant<value = float[4, 4] {0}>() y = MatMul(x, w) }""",
+    "a branch": """g (float[b, n, 4] x, bool yes) => (float[b, n, 4] y) {
+        always = Constant<value = bool {1}>() h = If(always) <
+            then_branch = g1 () => (float[b, n, 4] z) { w = Constant<value = float[4, 4] {0}>() z = MatMul(x, w) },
+            else_branch = g2 () => (float[b, n, 4] z) { z = Identity(x) }> y = Relu(h) }""",
+}
+
+
+@pytest.mark.parametrize("text", WITHIN.values(), ids=WITHIN)
+def test_weights_within_a_function_or_a_branch(text: str, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17, "own": 1]> {text}')
+    bodies = [*model.functions, *(field.g for node in model.graph.node for field in node.attribute)]
+    tensor = next(node.attribute[0].t for body in bodies for node in body.node if node.op_type == "Constant")
+    weights = onnx.numpy_helper.from_array(np.arange(16, dtype=np.float32).reshape(4, 4))
+    (tmp_path / "weights").write_bytes(weights.raw_data)
+    onnx.external_data_helper.set_external_data(weights, "weights", 0, 64)
+    weights.ClearField("raw_data")
+    tensor.CopyFrom(weights)
+    (path := tmp_path / "in.onnx").write_bytes(model.SerializeToString())
+    manifest = manifest_of(path, "-o", tmp_path / "out.onnx", "--read", "y[:,-1]")
+    assert [*manifest["source"]["files"]] == ["in.onnx", "weights"]
+    assert weights_by_place(path) == {"weights": tmp_path / "weights"}
+    (tmp_path / "weights").unlink()
+    missing = f"expected its weights in {tmp_path / 'weights'}, found no such file; nothing written"
+    assert missing in run(path, "-o", tmp_path / "new.onnx", "--read", "y[:,-1]").output
 
 
 def test_missing_weights_are_named(cached: Path, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 In: a graph with shapes. Out: sizes of its free dimensions, and arrays of these sizes by name. Floats are standard
 normal, and uint8 covers all bytes. Integers that index a table stay below its number of rows. Other integers and
-booleans are masks: ones, with up to half of every second row masked at its end, so that every row keeps a token. In
-decoders every second row starts with masked tokens instead.
+booleans are masks: ones, with up to half of every second row of integers, of every row of booleans, masked at its end,
+so that every row keeps a token. In decoders every second row starts with masked tokens instead.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
         elif past is not None:
             feeds[value.name or ""] = _left_padded(shape, past, rng).astype(dtype)
         else:
-            feeds[value.name or ""] = _mask(shape, rng).astype(dtype)
+            feeds[value.name or ""] = _mask(shape, rng, 1 if value.dtype == ir.DataType.BOOL else 2).astype(dtype)
     return feeds
 
 
@@ -245,12 +245,15 @@ def _left_padded(shape: tuple[int, ...], past: int, rng: np.random.Generator) ->
     return mask
 
 
-def _mask(shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.int64]:
-    """A mask whose every second row ends with zeros, up to half of the row."""
+def _mask(shape: tuple[int, ...], rng: np.random.Generator, step: int) -> NDArray[np.int64]:
+    """A mask of whose rows every `step`th ends with zeros, up to half of the row.
+
+    Of bools every row does: PyTorch hides the tokens that are true, and a row of true alone would hide all.
+    """
     mask = np.ones(shape, np.int64)
     if len(shape) > 1 and shape[-1] > 1:
         rows = mask.reshape(-1, shape[-1])
-        for row in rows[::2]:
+        for row in rows[::step]:
             row[shape[-1] - int(rng.integers(1, shape[-1] // 2 + 1)) :] = 0
     return mask
 

@@ -120,6 +120,15 @@ def test_inputs_fit_the_graph() -> None:
     assert len({round_["seq"] for round_ in sizes}) == len({round_["batch"] for round_ in sizes}) == 3
 
 
+def test_booleans_show_and_hide_a_token_of_each_text() -> None:
+    """PyTorch hides the tokens that are true, others those that are false."""
+    graph = parse('<ir_version: 8, opset_import: ["": 17]> g (bool[n, s] m) => (bool y) { y = Not(m) }').graph
+    for seed in range(5):
+        mask = draw(graph, {"n": 4, "s": 2}, seed)["m"]
+        assert mask.any(axis=1).all()
+        assert not mask.all(axis=1).any()
+
+
 def test_sizes_are_tried_apart_then_together() -> None:
     inputs = "int64[batch_1, seq_1] ids, int64[batch_2, seq_2] mask"
     graph = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (int64 y) {{ y = Mul(ids, mask) }}').graph

@@ -1,4 +1,4 @@
-"""Writes a file completely or not at all, hashes files, makes errors name the file, sweeps temporary folders."""
+"""Writes a file completely or not at all, hashes files, makes errors name the file, cleans up when it is ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -128,6 +130,23 @@ def _locked(folder: Path) -> Iterator[bool]:
         yield locked
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises an exception in the block, as Ctrl-C does, so that the block cleans up.
+
+    Leaves another handler of SIGTERM as it is.
+    """
+    main_thread = threading.current_thread() is threading.main_thread()
+    handles = main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if handles:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        if handles:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def sha256(content: bytes | Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from common.files import check_writable, naming
+from common.files import check_writable, ended_by_sigterm, naming
 from common.plurals import counted
 from models.catalog import NameChoice
 from models.checkpoints import metrics
@@ -111,7 +111,7 @@ def train(
     track: bool,
     **others: Any,
 ) -> None:
-    """Train a model and write its checkpoint after every epoch (Ctrl-C keeps the last finished epoch)."""
+    """Train a model and write its checkpoint (Ctrl-C keeps the last finished epoch)."""
     if image_size and dataset in DATASETS:
         raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
     output = output or _default_output(dataset)
@@ -214,7 +214,7 @@ def _run(
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
     images = len(part.train_labels) + options.drawn + options.outliers
     finished = _earlier(output).get("epochs", 0) if resume else 0
-    with _progress(options.epochs * images, finished * images) as on_batch:
+    with ended_by_sigterm(), _progress(options.epochs * images, finished * images) as on_batch:
         epochs = loop.train(config, data, options, output, resume, on_batch)
         if track:
             from models.training import tracking
@@ -282,22 +282,23 @@ def _progress(images: int, finished: int) -> Iterator[Callable[[int, float], Non
         yield on_batch
 
 
-def _print_epochs(epochs: Iterator[Epoch], measured: str, count: int) -> Epoch | None:
+def _print_epochs(epochs: Generator[Epoch, None, None], measured: str, count: int) -> Epoch | None:
     """Prints the first, the last and about ROWS others: few pictures are trained on for a thousand epochs."""
     last, every = None, max(1, count // ROWS)
     _print_above_the_bar(f"epoch  training s  test s  training loss  {measured}")
     try:
-        for last in epochs:
-            if last.epoch not in (1, count) and last.epoch % every:
-                continue
-            _print_above_the_bar(
-                f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
-                f"  {last.training_loss:13.4f}  {_percent(last.test_accuracy):>{len(measured)}}"
-            )
-    except KeyboardInterrupt:
+        with closing(epochs):  # writes the last epoch
+            for last in epochs:
+                if last.epoch not in (1, count) and last.epoch % every:
+                    continue
+                _print_above_the_bar(
+                    f"{last.epoch:5d}  {last.training_time_s:10.2f}  {last.test_time_s:6.2f}"
+                    f"  {last.training_loss:13.4f}  {_percent(last.test_accuracy):>{len(measured)}}"
+                )
+    except (KeyboardInterrupt, SystemExit) as stop:
         kept = f"kept epoch {last.epoch}; --resume goes on" if last else "no epoch was finished"
         _print_above_the_bar(f"Interrupted: {kept}")
-        raise SystemExit(130) from None
+        raise SystemExit(getattr(stop, "code", 130)) from None
     return last
 
 

@@ -24,6 +24,7 @@ from models.networks.config import ConfigError, ModelConfig
 if TYPE_CHECKING:
     from models.data import Dataset
     from models.training.recipe import Epoch, TrainingOptions
+    from models.training.tracking import Epochs
 
 PLAN = "plan.json"
 FIGURES = ("epoch", "training_time_s", "test_time_s", "training_loss", "test_accuracy")
@@ -40,7 +41,7 @@ class Run:
 
 
 OnEpoch = Callable[[Run, "Epoch"], None]
-Track = Callable[[Iterator["Epoch"], Path, bool], Iterator["Epoch"]]
+Track = Callable[["Epochs", Path, bool], "Epochs"]
 """`models.training.tracking.track` or its like: epochs, checkpoint, whether the run resumes -> the same epochs."""
 
 
@@ -189,7 +190,7 @@ def _train_epoch(run: Run, dataset: Dataset, test_batch: int, folder: Path, trac
 
     path, resume = folder / f"{run.label}.safetensors", _state_file(folder, run).is_file()
     epochs = train(run.config, dataset, run.options, path, resume, test_batch=test_batch)
-    first = itertools.islice(epochs, 1)
+    first = (epoch for epoch in itertools.islice(epochs, 1))  # a generator, as `track` expects
     (epoch,) = track(first, path, resume) if track else first
     return epoch
 

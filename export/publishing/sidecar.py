@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
-import threading
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from common.files import naming, naming_if_unnamed, swept_folder
+from common.files import ended_by_sigterm, naming, naming_if_unnamed, swept_folder
 from common.repository import SAMPLE_FILE
 from common.sample import is_sample
 from export.errors import PublishError
@@ -69,7 +66,7 @@ def staged(output: Path) -> Iterator[Path]:
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     _check_replaced(output)
-    with _ended_by_sigterm(), ExitStack() as stack:
+    with ended_by_sigterm(), ExitStack() as stack:
         with naming(output):
             folder = stack.enter_context(swept_folder(output.parent, f".{output.name}.vitbn-"))
         with naming_if_unnamed(output):
@@ -109,23 +106,6 @@ def _weights_of(model: Path) -> list[Path]:
         return [path.resolve() for path in weight_files(read_model(model))]
     except (ForeignError, OSError):
         return []
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises an exception in the block, as Ctrl-C does, so that the block cleans up.
-
-    Leaves another handler of SIGTERM as it is.
-    """
-    main_thread = threading.current_thread() is threading.main_thread()
-    handles = main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if handles:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        if handles:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _paths(file: Path, model: str, names: Iterable[str]) -> dict[str, Path]:

@@ -1,7 +1,7 @@
 """The training loop: dataset -> checkpoint and, of every epoch, times, loss and accuracy.
 
-In: `TrainingOptions` and a `Dataset`. Out: after every epoch the checkpoint, its series (.json) and its state
-(.resume.pt). Times exclude data loading, except those of a teacher's stored epochs.
+In: `TrainingOptions` and a `Dataset`. Out: the checkpoint, its series (.json) and its state (.resume.pt). Times
+exclude data loading, except those of a teacher's stored epochs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 
@@ -39,12 +39,15 @@ from models.training.state import (
     metrics_of,
     restore,
     run_key,
+    snapshot,
     stamp,
     start,
     tests_once,
     write,
 )
 from models.training.teacher import open_cache, targets
+
+WRITE_EVERY_S = 5.0  # a write takes 20 ms of processor time, as much as a short epoch; a kill loses these seconds
 
 
 def train(
@@ -55,12 +58,38 @@ def train(
     resume: bool = False,
     on_batch: Callable[[int, float], None] = lambda images, loss: None,
     test_batch: int = TEST_BATCH,
-) -> Iterator[Epoch]:
-    """Yields each epoch once its checkpoint is on disk. `output` None: writes nothing, and judges the last epoch alone.
+) -> Generator[Epoch, None, None]:
+    """Yields each epoch. `output` None: writes nothing, and judges the last epoch alone.
 
-    `on_batch` gets a batch's number of images and loss. `resume` continues as if the run had never stopped. Raises
-    Diverged, and TrainingError if there is no run to resume or another training writes to `output`.
+    Writes the first epoch, the last, others every WRITE_EVERY_S, and the newest when the caller closes the generator or
+    an error ends the training. `on_batch` gets a batch's number of images and loss. `resume` continues as if the run
+    had never stopped. Raises Diverged, and TrainingError if there is no run to resume or another training writes to
+    `output`.
     """
+    unwritten, due_s = None, 0.0
+    states = _states(config, dataset, options, output, resume, on_batch, test_batch)
+    try:
+        for state in states:
+            unwritten = snapshot(state) if output else None
+            if output and unwritten and (len(state.series) == options.epochs or time.monotonic() >= due_s):
+                write(unwritten, output, config, dataset, metrics_of(unwritten, dataset, options))
+                state.stamp, unwritten, due_s = unwritten.stamp, None, time.monotonic() + WRITE_EVERY_S
+            yield state.series[-1]
+    finally:
+        if output and unwritten:
+            write(unwritten, output, config, dataset, metrics_of(unwritten, dataset, options))
+
+
+def _states(
+    config: ModelConfig,
+    dataset: Dataset,
+    options: TrainingOptions,
+    output: Path | None,
+    resume: bool,
+    on_batch: Callable[[int, float], None],
+    test_batch: int,
+) -> Generator[State, None, None]:
+    """Yields the state after each epoch."""
     part = hold_out(dataset, options.hold_out) if options.hold_out else dataset
     part = with_drawn(part, options.drawn) if options.drawn else part
     part = with_outliers(part, options.outliers) if options.outliers else part
@@ -99,9 +128,7 @@ def train(
         state.series.append(epoch)
         if dataset.held is not None:
             _keep_best(state)
-        if output:
-            write(state, output, config, dataset, metrics_of(state, dataset, options, len(labels)))
-        yield epoch
+        yield state
 
 
 def _keep_best(state: State) -> None:

@@ -41,11 +41,12 @@ RESUME = ".resume.pt"
 
 @dataclass
 class State:
-    """`key`: text of the configuration, data and options that must agree to resume. `random`: the state of
-    PyTorch's own generator. `stamp`: of the checkpoint on disk, as `stamp` gives it.
+    """`key`: text of the configuration, data and options that must agree to resume. `images`: those trained
+    on. `random`: the state of PyTorch's own generator. `stamp`: of the checkpoint on disk, as `stamp` gives it.
     """
 
     key: str
+    images: int
     model: nn.Module
     average: nn.Module | None
     teacher: nn.Module | None
@@ -109,7 +110,7 @@ def start(config: ModelConfig, options: TrainingOptions, images: int, key: str) 
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     order = torch.Generator().manual_seed(options.seed)
-    return State(key, model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
+    return State(key, images, model, average, teacher, optimizer, schedule, order, torch.get_rng_state(), [])
 
 
 def _attention(config: ModelConfig, options: TrainingOptions) -> AttentionOf:
@@ -159,6 +160,12 @@ def stamp(path: Path) -> tuple[int, int] | None:
     return None
 
 
+def snapshot(state: State) -> State:
+    """A copy that later epochs do not change. They replace `best`, and change neither `teacher` nor finished epochs."""
+    shared = {id(part): part for part in (state.best, state.teacher)}
+    return copy.deepcopy(state, {**shared, id(state.series): [*state.series]})
+
+
 def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, metrics: Metrics) -> None:
     """Writes the checkpoint, its series (.json) and the state to resume (.resume.pt).
 
@@ -184,14 +191,16 @@ def write(state: State, output: Path, config: ModelConfig, dataset: Dataset, met
     torch.save(resumable, buffer)
     if len(epochs) == 1:  # the state of a run that is replaced would resume that run
         output.with_suffix(RESUME).unlink(missing_ok=True)
-    checkpoint.save(output, state.kept, config, metrics)
-    state.stamp = stamp(output)
+    try:
+        checkpoint.save(output, state.kept, config, metrics)
+    finally:  # after Ctrl-C the caller may write again
+        state.stamp = stamp(output)
     series = metrics | {"config": asdict(config), "series": epochs}
     write_atomically(output.with_suffix(".json"), json.dumps(series, indent=2).encode())
     write_atomically(output.with_suffix(RESUME), buffer.getvalue())
 
 
-def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images: int) -> Metrics:
+def metrics_of(state: State, dataset: Dataset, options: TrainingOptions) -> Metrics:
     """The checkpoint's metrics. With held-out images or a folder, only the last epoch uses the test images."""
     last, kept = state.series[-1], state.series[state.kept_epoch - 1]
     metrics: Metrics = {
@@ -200,7 +209,7 @@ def metrics_of(state: State, dataset: Dataset, options: TrainingOptions, images:
         "command": typed_command(),
         "options": asdict(options),
         "kept_epoch": kept.epoch,
-        "last_batch": len(batches_of(torch.arange(images), options.batch_size)[-1]),
+        "last_batch": len(batches_of(torch.arange(state.images), options.batch_size)[-1]),
         "test_images": len(dataset.test_labels),
         **({"data_dir": dataset.folder} if dataset.folder else {}),
         **({"pictures": dataset.pictures} if dataset.pictures else {}),

@@ -10,9 +10,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.files import write_atomically
 from models.training.recipe import Epoch, TrainingError
@@ -20,6 +23,7 @@ from models.training.recipe import Epoch, TrainingError
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+Epochs = Generator[Epoch, None, None]
 EXPERIMENT = "vitbn"
 LOCAL_STORE = Path("mlruns")
 # Else MLflow looks for an absent server for minutes.
@@ -39,7 +43,7 @@ def class_metrics(labels: Sequence[str]) -> list[str]:
     return [f"class_accuracy/{i} {re.sub('[^A-Za-z0-9_. -]', '_', label)[:100]}" for i, label in enumerate(labels)]
 
 
-def track(epochs: Iterator[Epoch], checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Iterator[Epoch]:
+def track(epochs: Epochs, checkpoint: Path, resume: bool, report: Callable[[str], None]) -> Epochs:
     """Sends each epoch, then yields it. Raises TrackingError at once if MLflow is missing or does not answer.
 
     `resume` continues the earlier run. When MLflow stops answering, `report` gets a line and no more epochs are sent.
@@ -84,8 +88,8 @@ def _run_id(client: MlflowClient, checkpoint: Path, resume: bool) -> str:
 
 
 def _follow(
-    epochs: Iterator[Epoch], client: MlflowClient, run_id: str, checkpoint: Path, report: Callable[[str], None]
-) -> Iterator[Epoch]:
+    epochs: Epochs, client: MlflowClient, run_id: str, checkpoint: Path, report: Callable[[str], None]
+) -> Epochs:
     from mlflow import MlflowException
 
     record = checkpoint.with_suffix(".json")
@@ -106,27 +110,29 @@ def _follow(
 
     answers, status = True, "FAILED"
     try:
-        for epoch in epochs:
-            answers = answers and tried(lambda: _send(client, run_id, json.loads(record.read_bytes())))
-            yield epoch
+        with closing(epochs):  # writes the last epoch
+            for epoch in epochs:
+                answers = answers and tried(partial(_send, client, run_id, record, epoch))
+                yield epoch
         status = "FINISHED"
-    except (KeyboardInterrupt, GeneratorExit):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
         status = "KILLED"
         raise
     finally:
         tried(close)
 
 
-def _send(client: MlflowClient, run_id: str, record: dict[str, Any]) -> None:
-    """Sends the last epoch, and the parameters that MLflow lacks: MLflow refuses to change a parameter."""
+def _send(client: MlflowClient, run_id: str, path: Path, epoch: Epoch) -> None:
+    """Sends the epoch, and the parameters that MLflow lacks: MLflow refuses to change a parameter."""
     from mlflow.entities import Metric, Param
 
+    record = json.loads(path.read_bytes())
     known = client.get_run(run_id).data.params
     values = {**record["config"], **record["options"], "dataset": record["dataset"], "command": record["command"]}
     params = [Param(name, str(value)) for name, value in values.items() if name not in known]
-    epoch, now_ms = record["series"][-1], int(1000 * time.time())
-    by_class = dict(zip(class_metrics(record["config"]["labels"]), epoch.pop("class_accuracy"), strict=True))
-    step, figures = epoch.pop("epoch"), {name: value for name, value in (epoch | by_class).items() if value is not None}
+    row, now_ms = asdict(epoch), int(1000 * time.time())
+    by_class = dict(zip(class_metrics(record["config"]["labels"]), row.pop("class_accuracy"), strict=True))
+    step, figures = row.pop("epoch"), {name: value for name, value in (row | by_class).items() if value is not None}
     metrics = [Metric(name, value, now_ms, step) for name, value in figures.items()]
     client.log_batch(run_id, metrics, params)
 

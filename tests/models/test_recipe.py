@@ -13,6 +13,7 @@ from models.data import DataError, hold_out
 from models.evaluation.accuracy_and_calibration import measure_accuracy
 from models.networks.registry import build
 from models.train import train as command
+from models.training import loop
 from models.training.deepen import deepen
 from models.training.loop import train
 from models.training.recipe import TrainingError
@@ -148,7 +149,8 @@ def test_test_images_are_looked_at_after_the_last_epoch_alone(tmp_path, some_dig
     assert read.metrics["test_accuracy"] == measure_accuracy(read.model, *test)
 
 
-def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, some_digits):
+def test_the_average_of_the_weights_is_what_is_measured_and_written(tmp_path, some_digits, monkeypatch):
+    monkeypatch.setattr(loop, "WRITE_EVERY_S", 0)
     path, decay = tmp_path / "run.safetensors", 0.9
     epochs = train(TINY, some_digits, replace(PLAIN, ema=decay, batch_size=200), path)
     weights, average = [], None

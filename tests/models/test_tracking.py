@@ -137,6 +137,19 @@ def test_an_interrupted_run_keeps_its_epochs_and_a_run_that_fails_says_so(store,
     assert sorted(found.info.status for found in runs(store)) == ["FAILED", "KILLED"]
 
 
+def test_a_run_left_between_two_writes_keeps_its_last_epoch(store, some_digits):
+    path = Path("run.safetensors")
+    epochs = track(train(TINY, some_digits, replace(OPTIONS, epochs=5), path, False, silent), path, False, fail)
+    for _ in range(3):
+        next(epochs)
+    epochs.close()
+    (found,) = runs(store)
+    kept = store / found.info.experiment_id / found.info.run_id / "artifacts/run.json"
+    assert found.info.status == "KILLED"
+    assert sent_series(store, found.info.run_id) == json.loads(kept.read_text())["series"] == written_series(path)
+    assert len(written_series(path)) == 3
+
+
 @pytest.mark.parametrize("own", [True, False], ids=["MLflow's error", "ConnectionError"])
 def test_a_server_that_goes_away_costs_a_line(store, some_digits, monkeypatch, own):
     import mlflow

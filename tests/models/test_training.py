@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import shlex
 import sys
@@ -12,9 +13,11 @@ import trainings
 from trainings import OPTIONS, assert_identical, first_digits, series, silent
 
 from common.files import typed_command
+from models.checkpoints import checkpoint
 from models.checkpoints.checkpoint import load
 from models.evaluation.accuracy_and_calibration import measure_accuracy
 from models.networks.config import TRANSFORMER_NAMES, ModelConfig
+from models.training import loop
 from models.training.loop import train
 from models.training.recipe import TrainingError
 
@@ -51,6 +54,49 @@ def test_an_interrupted_epoch_is_run_again(tmp_path, some_digits, interrupt):
     assert load(path).metrics["epochs"] == 1
     run(path, some_digits, resume=True)
     assert_identical(path, tmp_path / "whole.safetensors")
+
+
+@pytest.mark.parametrize(("every_s", "writes"), [(1000, [1, 30]), (0, [*range(1, 31)])])
+def test_short_epochs_share_a_write(tmp_path, monkeypatch, every_s, writes):
+    written = []
+    monkeypatch.setattr(loop, "WRITE_EVERY_S", every_s)
+    monkeypatch.setattr(loop, "write", lambda state, *others: written.append(len(state.series)))
+    run(tmp_path / "run.safetensors", first_digits(4), replace(OPTIONS, epochs=30))
+    assert written == writes
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["the last epoch is kept", "the best epoch is kept"])
+def test_a_training_left_between_two_writes_loses_no_epoch(tmp_path, some_digits, held):
+    options = replace(OPTIONS, epochs=7, lr=0.05)
+    if held:
+        options = replace(options, hold_out=10)
+        some_digits = replace(some_digits, held=(some_digits.test_images, some_digits.test_labels))
+    whole = run(tmp_path / "whole.safetensors", some_digits, options)
+    path, accuracies = tmp_path / "left.safetensors", []
+    for _ in range(2):
+        epochs = train(TINY, some_digits, options, path, resume=path.exists())
+        accuracies += [epoch.test_accuracy for epoch in itertools.islice(epochs, 3)]
+        assert load(path).metrics["epochs"] == len(accuracies) - 2, "the first of each call is written at once"
+        epochs.close()
+        best = max(range(len(accuracies)), key=lambda number: (accuracies[number], number)) + 1
+        metrics = load(path).metrics
+        assert (metrics["epochs"], metrics["kept_epoch"]) == (len(accuracies), best if held else len(accuracies))
+    assert series(whole)[6:] == series(run(path, some_digits, options, resume=True))
+    assert_identical(path, tmp_path / "whole.safetensors")
+
+
+def test_ctrl_c_during_a_write_leaves_a_whole_state(tmp_path, some_digits, monkeypatch):
+    path, save = tmp_path / "run.safetensors", checkpoint.save
+
+    def interrupted(*arguments):
+        monkeypatch.setattr(checkpoint, "save", save)
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(path, some_digits)
+    assert [epoch.epoch for epoch in run(path, some_digits, resume=True)] == [2, 3]
 
 
 def test_a_training_that_cannot_be_written_does_not_resume_as_the_one_that_it_replaces(tmp_path, some_digits):

@@ -114,6 +114,8 @@ def train(
     """Train a model and write its checkpoint (Ctrl-C keeps the last finished epoch)."""
     if image_size and dataset in DATASETS:
         raise DataError(f"--image-size: expected a folder as --dataset, found {dataset}")
+    if dataset in DATASETS and Path(dataset).is_dir():
+        click.echo(f"{dataset}: the dataset of this name, not the folder; for the folder give ./{dataset}")
     output = output or _default_output(dataset)
     for path in filter(None, (output, report)):
         _check_new(path, resume, overwrite)

@@ -158,13 +158,20 @@ def _prepare(content: bytes, request: dict[str, Any]) -> tuple[dict[str, object]
     try:
         framing = Framing.of(request["framing"]) if request["framing"] else None
         model = Preparation(tuple(request["shape"]), request["preprocessing"], looks, framing)
-        picture = read_image(io.BytesIO(content), most_pixels=MOST_PIXELS, full_size=model.reads_full_size)
+        notes: list[str] = []
+        picture = read_image(
+            io.BytesIO(content), notes.append, most_pixels=MOST_PIXELS, full_size=model.reads_full_size
+        )
         prepared = model.prepare(picture)
     except InvalidImage as error:
         return {"error": str(error)}, b""
     except MemoryError:
         return {"error": f"expected a picture that {MEMORY_BYTES // 10**6} MB of memory hold, found a larger one"}, b""
-    return {"shapes": prepared.shapes, "notes": prepared.notes, "suits": prepared.suits}, prepared.images.tobytes()
+    return {
+        "shapes": prepared.shapes,
+        "notes": [*notes, *prepared.notes],
+        "suits": prepared.suits,
+    }, prepared.images.tobytes()
 
 
 def _limit_memory() -> None:

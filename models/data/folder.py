@@ -29,7 +29,12 @@ SIDE = 28  # pixels
 PATCHES = 7  # the usual number of patches per side
 FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the work of 7
 
+FRAMES = "Read of several frames or pages, the first"
+WHITE = "All white, as transparent pixels become white; give them a background"
+CUT = "Read of the middle, less than half of the picture; --image-size HEIGHT WIDTH reads another form"
+
 Read = TypeVar("Read")
+Noted = defaultdict[str, list[Path]]  # a fact for the user -> the pictures
 
 
 def load_folder(
@@ -44,10 +49,10 @@ def load_folder(
     files = find_files(folder)
     files = split_again(files, record) if record else split(files, held_out)
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
-    paths, several, white = [file.path for part in parts for file in part], list[Path](), list[Path]()
+    paths, noted = [file.path for part in parts for file in part], Noted(list)
     try:
         _check_memory(len(paths) * math.prod(size))
-        read = _read_all(folder, paths, lambda path: _read_pixels(path, size, several, white))
+        read = _read_all(folder, paths, lambda path: _read_pixels(path, size, noted))
         images = _of_equal_channels(read)  # (n, C, H, W)
     except MemoryError as error:
         found = f"{len(paths)} of {size[0]}x{size[1]}"
@@ -68,8 +73,7 @@ def load_folder(
         pictures=kept,
         notes=(
             *files.notes,
-            *_first_frames(folder, several),
-            *_white(folder, white),
+            *_facts(folder, noted),
             *_copies(train, held, test, files.classes),
         ),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
@@ -82,17 +86,11 @@ def _check_memory(needed: int) -> None:
         raise MemoryError
 
 
-def _first_frames(folder: Path, several: Sequence[Path]) -> tuple[str, ...]:
-    return (f"Read of several frames or pages, the first: {_such_as(folder, several)}",) if several else ()
-
-
-def _white(folder: Path, white: Sequence[Path]) -> tuple[str, ...]:
-    fact = "All white, as transparent pixels become white; give them a background"
-    return (f"{fact}: {_such_as(folder, white)}",) if white else ()
-
-
-def _such_as(folder: Path, paths: Sequence[Path]) -> str:
-    return f"{counted(len(paths), 'picture')}, such as {shown(str(paths[0].relative_to(folder)))}"
+def _facts(folder: Path, noted: Noted) -> tuple[str, ...]:
+    return tuple(
+        f"{fact}: {counted(len(paths), 'picture')}, such as {shown(str(paths[0].relative_to(folder)))}"
+        for fact, paths in noted.items()
+    )
 
 
 def _copies(train: Part, held: Part, test: Part, classes: Sequence[str]) -> tuple[str, ...]:
@@ -168,9 +166,9 @@ def load_unlabelled(
     paths = pictures(folder)
     if len(paths) < fewest:
         raise DataError(f"{folder}: expected at least {fewest} pictures, found {len(paths)}")
-    chosen, several = paths[:: -(-len(paths) // most)], list[Path]()
-    read = _read_all(folder, chosen, lambda path: _as_model_reads(path, config, lambda _: several.append(path)))
-    return np.stack(read), (*left_out(folder), *_first_frames(folder, several))
+    chosen, noted = paths[:: -(-len(paths) // most)], Noted(list)
+    read = _read_all(folder, chosen, lambda path: _as_model_reads(path, config, lambda _: noted[FRAMES].append(path)))
+    return np.stack(read), (*left_out(folder), *_facts(folder, noted))
 
 
 def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], object]) -> NDArray[np.uint8]:
@@ -182,15 +180,15 @@ def _as_model_reads(path: Path, config: ModelConfig, noted: Callable[[str], obje
     return photo_pixels(picture, (config.channels, height, width))
 
 
-def _read_pixels(path: Path, size: tuple[int, int], several: list[Path], white: list[Path]) -> NDArray[np.uint8]:
-    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W).
-
-    `several` gets the path if the picture has several frames, `white` if all that it shows is white on transparency.
-    """
-    picture = read_picture(path, lambda _: several.append(path))
+def _read_pixels(path: Path, size: tuple[int, int], noted: Noted) -> NDArray[np.uint8]:
+    """The pixels of a picture: uint8 (1, H, W) if it is grey, else (3, H, W)."""
+    picture = read_picture(path, lambda _: noted[FRAMES].append(path))
+    stretch = picture.width * size[0] / (picture.height * size[1])
+    if not 0.5 <= stretch <= 2:
+        noted[CUT].append(path)
     pixels = photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
     if picture.has_transparency_data and pixels.min() == 255:
-        white.append(path)
+        noted[WHITE].append(path)
     return pixels
 
 

@@ -208,6 +208,23 @@ def test_white_drawings_on_transparency_are_said(folder):
     assert any(note.startswith(told) for note in load_folder(folder).notes)
 
 
+def test_pictures_of_which_half_is_cut_away_are_said(folder):
+    for name in ("stripes/a.png", "stripes/b.png"):
+        striped(1, 3).resize((90, 40)).save(folder / name)
+    told = "Read of the middle, less than half of the picture; --image-size HEIGHT WIDTH reads another form: "
+    assert f"{told}2 pictures, such as stripes/a.png" in load_folder(folder).notes
+    assert not any(note.startswith(told) for note in load_folder(folder, (28, 56)).notes)
+
+
+def test_a_folder_named_as_a_dataset_is_said(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder.rename("digits")
+    command = ["--epochs", 1, "--depth", 1, "--batch-size", 1438, "--device", "cpu", "--output"]
+    told = "digits: the dataset of this name, not the folder; for the folder give ./digits\n"
+    assert told in ok(train, *command, "x.safetensors").output
+    assert told not in ok(train, *command, "y.safetensors", "--dataset", "./digits").output
+
+
 def test_links_to_folders_are_not_followed_and_said_and_a_pipe_stops_nothing(folder, tmp_path):
     os.mkfifo(folder / "stripes/pipe.png")
     (tmp_path / "elsewhere").mkdir()

@@ -69,6 +69,12 @@ def test_the_process_prepares_as_the_library(decoder: Decoder, model: Preparatio
         assert len(found.notes) == notes
 
 
+def test_only_the_first_frame_is_read_and_that_is_said(decoder: Decoder) -> None:
+    moving = picture(40, "GIF", save_all=True, append_images=[Image.new("RGB", (40, 40))])
+    notes = decoder.prepare(moving, MODEL, nullcontext).notes
+    assert notes == ("several pages or frames; the first is read",)
+
+
 def test_too_many_pixels_are_refused_before_they_are_decoded(decoder: Decoder) -> None:
     decoder.prepare(DIGIT, MODEL, nullcontext)
     before = resident_mb(decoder)

@@ -31,7 +31,7 @@ FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the wo
 
 FRAMES = "Read of several frames or pages, the first"
 WHITE = "All white, as transparent pixels become white; give them a background"
-CUT = "Read of the middle, less than half of the picture; --image-size HEIGHT WIDTH reads another form"
+CUT = "Read of the middle, less than half of the picture; --image-size {} reads more"
 
 Read = TypeVar("Read")
 Noted = defaultdict[str, list[Path]]  # a fact for the user -> the pictures
@@ -185,7 +185,8 @@ def _read_pixels(path: Path, size: tuple[int, int], noted: Noted) -> NDArray[np.
     picture = read_picture(path, lambda _: noted[FRAMES].append(path))
     stretch = picture.width * size[0] / (picture.height * size[1])
     if not 0.5 <= stretch <= 2:
-        noted[CUT].append(path)
+        longest = "20 64" if stretch > 1 else "64 20"  # of those that the CNN reads by default
+        noted[CUT.format(longest if size == (SIDE, SIDE) else "of their form")].append(path)
     pixels = photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
     if picture.has_transparency_data and pixels.min() == 255:
         noted[WHITE].append(path)

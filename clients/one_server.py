@@ -9,6 +9,7 @@ import os
 import re
 import socket
 import ssl
+import zlib
 from importlib import import_module
 from typing import Any
 
@@ -26,7 +27,9 @@ _BUSY_MESSAGE = re.compile(r"maximum queue size|timeout expired|overload|overflo
 _NOT_FOUND = ("StatusCode.NOT_FOUND", "404")
 # gRPC reports an unreachable server with the status of a busy server.
 _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution failed")
-_MESSAGE_WITHOUT_STATUS = "client received an empty response from the server."  # of tritonclient
+# Of tritonclient. The reason of its JSON reader follows the second, and then the body.
+_MESSAGE_WITHOUT_STATUS = "client received an empty response from the server."
+_MESSAGE_NOT_JSON = "an exception occurred in the client while decoding the response"
 _LONGEST_MESSAGE = 500  # characters
 # By default gRPC waits up to two minutes before it reconnects.
 _GRPC_OPTIONS = [
@@ -109,11 +112,12 @@ class Server:
         tensor.set_data_from_numpy(np.asarray(batch))  # a masked array would send its fill value
         result = await self.call("infer", model, [tensor], outputs=[self._triton.InferRequestedOutput(OUTPUT_NAME)])
         response = result.get_response()
-        version = response["model_version"] if self._is_http else response.model_version
         try:
+            version = response["model_version"] if self._is_http else response.model_version
             return np.asarray(result.as_numpy(OUTPUT_NAME), dtype=np.float32), str(version)
-        except (LookupError, TypeError, ValueError) as error:  # fewer bytes than the shape needs
-            raise ServerError(f"model {model!r}: the logits do not fit their shape: {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # other JSON, or fewer bytes
+            expected = f"expected a version, and {OUTPUT_NAME} that fit their shape"
+            raise ServerError(f"model {model!r} at {self.address}: {expected}, found another answer") from error
 
     async def _ask_json(self, method: str, *arguments: str) -> Any:
         return await self.call(method, *arguments, **({} if self._is_http else {"as_json": True}))
@@ -142,10 +146,12 @@ class Server:
 
     def _refusal(self, error: Any) -> ClientError:
         """tritonclient's InferenceServerException as the error of clients.errors."""
-        message, status = _one_line(_message_in_json(error.message() or "")), error.status()
-        message = f"HTTP {status}" if message == _MESSAGE_WITHOUT_STATUS else message
-        if self._is_http and error.debug_details() and status not in (*_TEMPORARY, *_BUSY):  # not Triton's JSON
-            return self._not_triton(f"HTTP {status}, {message}")
+        message, status = _one_line(_message_in_json(str(error.message() or ""))), error.status()
+        is_triton = not message.startswith(_MESSAGE_NOT_JSON)
+        if not is_triton or message == _MESSAGE_WITHOUT_STATUS:
+            message = ", ".join(filter(None, [f"HTTP {status}", _one_line(error.debug_details() or "")]))
+        if not is_triton and status not in (*_TEMPORARY, *_BUSY):
+            return self._not_triton(message)
         if not self._is_http and message.startswith(_GRPC_UNCONNECTED):
             return self._unreachable(self._grpc_reason(message), may_pass=True)
         restricted = "protocol is restricted" in message  # over gRPC with the status of a busy server
@@ -214,12 +220,12 @@ ErrorTypes = tuple[type[Exception], ...]
 
 def _error_types(is_http: bool) -> tuple[ErrorTypes, ErrorTypes]:
     """What tritonclient raises for broken connections, and for answers that Triton does not give."""
+    other = (ValueError, TypeError, LookupError, RecursionError, EOFError, zlib.error)
     if not is_http:
-        return (OSError,), (ValueError, TypeError, LookupError)
+        return (OSError,), other
     import aiohttp
 
-    broken = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError)
-    return broken, (aiohttp.ClientError, ValueError, TypeError, LookupError)
+    return (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, OSError), (aiohttp.ClientError, *other)
 
 
 def _reason(error: Exception) -> str:
@@ -236,7 +242,7 @@ def _message_in_json(message: str) -> str:
     """The error in the JSON that a proxy sends as the message of a gRPC status; a message without JSON is unchanged."""
     try:
         return str(json.loads(message)["error"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return message
 
 

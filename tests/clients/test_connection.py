@@ -1,7 +1,9 @@
 import asyncio
+import gzip
 import socket
 import threading
 import time
+import urllib.request
 from contextlib import contextmanager
 from functools import partial
 
@@ -63,6 +65,36 @@ def test_a_server_that_is_not_triton(protocol, sent):
 def test_json_that_is_not_tritons_is_refused(body):
     with sending(reply(body)) as options, pytest.raises(ServerUnavailable, match="no Triton server answers"):
         list_models(options())
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (reply(b"[]"), "expected a version, and logits that fit their shape"),
+        (reply(b'{"error": "no logits"}'), "expected a version, and logits that fit their shape"),
+        (reply(b'{"model_version": "1", "outputs": [{"name": "logits", "datatype": "FP32"}]}'), "found another answer"),
+        (reply(b"[" * 2000), "not Triton's"),
+        (reply(b"seven", header="Content-Encoding: deflate\r\n"), "not Triton's"),
+        (reply(gzip.compress(b"7", mtime=0)[:-9], header="Content-Encoding: gzip\r\n"), "not Triton's"),
+        (reply(b"<p>Too large", "413 No"), r"\(HTTP 413, <p>Too large\)"),
+        (reply(b"\xff", "400 No"), r"\(HTTP 400\)"),
+        (reply(b'{"error": 7}', "400 No"), "answered: 7"),
+    ],
+)
+def test_an_answer_that_a_proxy_has_changed_is_refused_in_words(answer, found):
+    def through_proxy(path):
+        if path.endswith("/infer"):
+            return [answer]
+        with urllib.request.urlopen(f"http://{server.url}{path}") as unchanged:
+            return [reply(unchanged.read())]
+
+    with (
+        StandIn().serving("http") as server,
+        answering(through_proxy) as url,
+        Classifier(Options(url, retry_s=0), "net") as classifier,
+        pytest.raises((ServerError, ServerUnavailable), match=found),
+    ):
+        classifier.logits(IMAGES)
 
 
 @pytest.mark.parametrize("status", ["302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])

@@ -77,6 +77,8 @@ class Reader:
                 if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, gzip.BadGzipFile):
                     raise error.__cause__ from error
                 yield Block([path], self._zeros(1), {0: f"damaged from here on: {error}"})
+            except OSError as error:  # Arrow names no file
+                raise error if error.errno else OSError(f"{path}: {error}") from error
 
     def _idx(self, path: str, raw: Any, part: Part) -> Iterator[Block]:
         with IdxFile(path, dimensions=2, raw=raw) as images:

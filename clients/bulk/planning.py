@@ -91,10 +91,14 @@ class Planner:
                 file = pq.ParquetFile(raw)
                 schema = file.schema_arrow
                 image_form(path, schema, self.settings.image_column, math.prod(self.shape))
+                if schema.names.count(id_column) > 1:
+                    raise InvalidImage(f"{path}: expected one column {id_column!r}, found {', '.join(schema.names)}")
                 if id_column in schema.names:
                     ids_as_text(path, pa.nulls(0, schema.types[schema.names.index(id_column)]))
                 sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
             raise InvalidImage(f"{path}: expected a Parquet file, found {' '.join(str(error).split())}") from error
         start = first_row = 0
         for stop in range(1, len(sizes) + 1):

@@ -112,6 +112,13 @@ def test_a_row_without_pixels_costs_itself(tmp_path, digits, network):
     assert table["label"].to_pylist() == [*labels[:3], None, *labels[4:]]
 
 
+def test_a_damaged_page_fails_its_part_and_the_file_is_named(tmp_path, digits, network):
+    path = write_parquet(tmp_path / "x.parquet", pa.array([each.tobytes() for each in digits[:2]], pa.binary(784)))
+    path.write_bytes(b"PAR1" + bytes(2000) + path.read_bytes()[2004:])
+    with pytest.raises(OSError, match=rf"^{path}: "):
+        run([path], tmp_path / "out", network)
+
+
 def test_ids_that_are_no_text_fail_their_part(tmp_path, digits, network):
     pixels = pa.array([each.tobytes() for each in digits[:2]], pa.binary(784))
     path = write_parquet(tmp_path / "x.parquet", pixels, key=pa.array([b"a", b"\xff"]))

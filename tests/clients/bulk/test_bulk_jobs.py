@@ -137,6 +137,8 @@ def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
     key = write_parquet(folder / "key.parquet", pa.array([b"12"]), id=pa.array([[1]]))
     twice = pa.Table.from_arrays([pa.array([b"12"])] * 2, names=["image", "image"])
     pq.write_table(twice, folder / "twice.parquet")
+    pq.write_table(twice.rename_columns(["id", "id"]).append_column("image", twice[0]), folder / "keys.parquet")
+    (folder / "footer.parquet").write_bytes(narrow.read_bytes()[:-8] + b"\1\0\0\0PAR1")
     return {
         "absent": (folder / "absent", "expected a file, a folder or a pattern"),
         "empty": (folder / "empty", "found none"),
@@ -149,6 +151,8 @@ def refusals(folder: Path) -> dict[str, tuple[Path, str]]:
         "text": (text, "of bytes or uint8, found struct<bytes: string>"),
         "key": (key, "expected ids that are text, found list"),
         "twice": (folder / "twice.parquet", "expected one column 'image', found image, image"),
+        "keys": (folder / "keys.parquet", "expected one column 'id', found id, id, image"),
+        "footer": (folder / "footer.parquet", "expected a Parquet file"),
     }
 
 

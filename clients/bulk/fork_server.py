@@ -4,8 +4,9 @@ This module imports little, so that the process starts before the driver imports
 """
 
 import multiprocessing
+import signal
 import tempfile
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 
 PRELOADED = ["clients.bulk.scoring", "onnxruntime", "pyarrow.parquet"]
 
@@ -13,10 +14,18 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def start() -> None:
-    """Starts the process and does not wait for its imports. Raises OSError."""
+    """Starts the process and does not wait for its imports. Raises OSError.
+
+    The process inherits that SIGINT waits: Ctrl-C during its imports would print their traceback.
+    """
     CONTEXT.set_forkserver_preload(PRELOADED)
     try:
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # `forkserver` starts it too, which would end the wait
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except OSError as error:
         if error.errno:
             raise

@@ -87,6 +87,25 @@ def test_a_machine_without_room_for_workers_is_no_traceback(tmp_path, rows, netw
     assert "AttributeError" not in done.stderr
 
 
+START = """
+import signal
+from multiprocessing.forkserver import _forkserver
+from pathlib import Path
+from clients.bulk import fork_server
+
+fork_server.start()
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+print(Path(f"/proc/{_forkserver._forkserver_pid}/status").read_text())
+"""
+
+
+def test_ctrl_c_waits_while_the_fork_server_imports():
+    mask, *lines = subprocess.check_output([sys.executable, "-c", START], text=True).splitlines()
+    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+    assert mask == "set()"
+    assert int(status["SigBlk"], 16) >> (signal.SIGINT - 1) & 1
+
+
 @pytest.mark.slow
 def test_parts_that_fail_are_tried_again_and_named(tmp_path, rows, network):
     copy = tmp_path / rows.name

@@ -71,6 +71,13 @@ def versions(model_dir: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
+def check_links(model_dir: Path) -> None:
+    """Raises Damaged for a broken link in a model's folder: Triton then loads no version of the model."""
+    for path in sorted(model_dir.iterdir()):
+        if path.is_symlink() and not path.exists():
+            raise Damaged(path, "a file or a folder", "a broken link, with which Triton loads no version")
+
+
 def has_manifest(model_dir: Path, present: Iterable[int]) -> bool:
     """Whether a version of `present` has a manifest: this project published the model."""
     return any((model_dir / str(number) / MANIFEST_FILE).exists() for number in present)

@@ -17,6 +17,7 @@ from common.repository import (
     Damaged,
     VersionFiles,
     check_hash,
+    check_links,
     has_manifest,
     read_config,
     read_labels,
@@ -84,10 +85,10 @@ def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
     """
     try:
         check_name(model_dir)
-    except ValueError as error:
-        return Plan(model_dir.name, (), (Problem(None, str(error)),))
-    try:
+        check_links(model_dir)
         return _plan(model_dir, refused or {})
+    except (ValueError, Damaged) as error:
+        return Plan(model_dir.name, (), (Problem(None, str(error)),))
     except OSError as error:  # such as an unreadable folder lost+found
         text = f"{error.filename}: expected a readable folder, found {error.strerror}"
         return Plan(model_dir.name, (), (Problem(None, text),))

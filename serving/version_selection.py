@@ -170,9 +170,9 @@ class Versions:
 
 
 def _file_state(folder: Path | None) -> FileState:
-    """The paths, inodes, sizes and change times of a folder's files; None if there are none or one cannot be read."""
+    """The paths, inodes, sizes and change times of a folder's files; None if there are none, or one cannot be read."""
     try:
-        files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
+        files = sorted(path for path in folder.rglob("*") if not path.is_dir()) if folder else []
         statuses = ((path, path.stat()) for path in files)
         return tuple((path, status.st_ino, status.st_size, status.st_ctime_ns) for path, status in statuses) or None
     except OSError:

@@ -237,7 +237,7 @@ def locked(repository: Path, name: str = LOCK_FILE) -> Iterator[None]:
 
 
 def read_config(model_dir: Path) -> pb.ModelConfig:
-    """The message in config.pbtxt. Raises PublishError if it is damaged, or has no input or output."""
+    """The message in config.pbtxt. Raises PublishError if it is damaged, of another name, or has no input or output."""
     path = model_dir / CONFIG_FILE
     try:
         message = repository_config(path)
@@ -245,6 +245,8 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
             raise Damaged(path, "inputs and outputs", "no input or no output")
     except Damaged as error:
         raise PublishError(f"{path}: expected the config of a published model, found {error.found}") from error
+    if message.name != model_dir.name:  # Triton does not load it
+        raise PublishError(f"{path}: expected the name {model_dir.name}, found {message.name or 'none'}")
     return message
 
 
@@ -298,7 +300,8 @@ def _rename(source: Path, target: Path) -> None:
     try:
         source.rename(target)
     except OSError as error:
-        obstacle = "something there already" if error.errno in (errno.ENOTEMPTY, errno.EEXIST) else error.strerror
+        taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+        obstacle = "something there already" if taken else error.strerror
         raise PublishError(f"{target}: expected to rename {source.name} to it, found {obstacle}") from error
     descriptor = os.open(target.parent, os.O_RDONLY)
     try:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.repository import ONNX_FILE, served_versions, versions, wanted_versions
-from export.errors import PublishError
+from common.repository import ONNX_FILE, check_links, served_versions, versions, wanted_versions
+from export.errors import PublishError, as_published
 from export.publishing.artifact import read_version
 from export.publishing.publish import read_config
 from export.publishing.replay_sample import replay
@@ -32,9 +32,9 @@ class Verified:
 
 def verify_model(model_dir: Path) -> Iterator[Verified]:
     """Checks all versions. Raises PublishError if config.pbtxt is wrong, or serves a version that is missing."""
+    with as_published():
+        check_links(model_dir)
     message = read_config(model_dir)
-    if message.name != model_dir.name:
-        raise PublishError(f"{model_dir}: expected the name {model_dir.name} in config.pbtxt, found {message.name}")
     present = versions(model_dir)
     missing = set(wanted_versions(message, present)) - set(present)
     if missing or not served_versions(message, present):

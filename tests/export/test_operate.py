@@ -183,7 +183,9 @@ def test_verify_takes_names(folder: Path) -> None:
     assert [line.split()[0] for line in operate(folder, "verify", "vitbn").stdout.splitlines()] == ["vitbn"] * 3
     result = operate(folder, "verify", "vitbn", "other")
     assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
-    assert "expected the name other in config.pbtxt, found vitbn" in result.output
+    assert "other/config.pbtxt: expected the name other, found vitbn" in result.output
+    assert "expected the name other, found vitbn" in error(folder, "promote", "other", "2")
+    assert "expected the name other, found vitbn" in error(folder, "rollback", "other")
     assert "expected one of its models (other, vitbn), found 'third'" in error(folder, "verify", "third")
 
 

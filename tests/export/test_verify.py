@@ -121,7 +121,7 @@ def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None]
             "specific {\n    versions: 7\n  }",
             "expected version 7",
         ),
-        (CONFIG, 'name: "vitbn"', 'name: "vit"', "expected the name vitbn in config.pbtxt, found vit"),
+        (CONFIG, 'name: "vitbn"', 'name: "vit"', "config.pbtxt: expected the name vitbn, found vit"),
         (CONFIG, "max_batch_size", "max_batches", "expected the config of a published model"),
         (
             "labels.txt",
@@ -152,6 +152,13 @@ def test_verify_names_a_version_folder_that_servers_ignore(name: str, folder: Pa
     assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
     assert f"{folder / 'vitbn' / name}: expected a version number below 2^63 without leading zeros" in result.output
     assert result.output.splitlines()[-1].endswith("expected every version as published, found 1 wrong")
+
+
+def test_verify_names_a_broken_link_with_which_triton_loads_no_version(folder: Path) -> None:
+    (folder / "vitbn" / "4").symlink_to("nowhere")
+    result = operate(folder, "verify")
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 0)
+    assert f"{folder / 'vitbn' / '4'}: expected a file or a folder, found a broken link" in result.output
 
 
 def test_nan_is_no_class(tmp_path: Path) -> None:

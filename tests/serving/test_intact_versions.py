@@ -112,6 +112,13 @@ def test_a_foreign_model_has_several_files_and_no_labels(tmp_path: Path) -> None
     assert re.fullmatch(f"{model}/2/sample.npz: expected the SHA-256 .*, found .*", problem.text)
 
 
+def test_a_broken_link_is_a_problem_of_the_model(tmp_path: Path) -> None:
+    model = published(tmp_path, versions=2)
+    (model / "3").symlink_to("nowhere")
+    text = f"{model}/3: expected a file or a folder, found a broken link, with which Triton loads no version"
+    assert plan(model) == Plan("linear", (), (Problem(None, text),))
+
+
 def test_an_unreadable_folder_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))

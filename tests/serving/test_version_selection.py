@@ -193,6 +193,10 @@ def test_a_model_without_an_intact_version_is_due_when_its_files_change(
         path.write_bytes(content)
         assert (versions.due(), versions.due()) == (["linear"], [])
         assert versions.plan("linear").versions == (1,)
+    (model / "2").symlink_to("nowhere")
+    assert (versions.plan("linear").versions, versions.due()) == ((), [])
+    (model / "2").unlink()
+    assert (versions.due(), versions.plan("linear").versions) == (["linear"], (1,))
     path.unlink()
     assert (versions.due(), versions.due()) == ([], []), "served, whatever the disk has"
 

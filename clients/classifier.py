@@ -62,29 +62,31 @@ class AsyncClassifier:
     model: the model's name on the server, needed if the models there have different labels. Default: the most accurate
     transformer, else the most accurate CNN.
 
-    All methods raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open() also ModelNotFound,
-    ModelNotReady and ModelMismatch.
+    All methods raise ServerUnavailable (or ServerBusy), DeadlineExceeded and ServerError; open(), and the first answer
+    of another version, also ModelNotFound, ModelNotReady and ModelMismatch.
     """
 
-    model: ServedModel
+    model: ServedModel  # as the version of the last answer describes it
     batch_size: int  # images per request: the option, or the model's limit if that is lower
 
     def __init__(self, options: Options = DEFAULTS, model: str | None = None) -> None:
         self.options = options
         self._model_name = model
-        self._turns = asyncio.Semaphore(options.concurrency)
+        self._models: dict[str, ServedModel] = {}  # version -> the model as described while that version answered
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._connection: Connection | None = None
 
     async def open(self) -> "AsyncClassifier":
         """Connects and reads the model's description; returns this object."""
         self._connection = connection = Connection(self.options)
+        self._turns = asyncio.Semaphore(self.options.concurrency)  # of this loop
         try:
             if self.options.open_retry_s is not None:
                 connection.retry_s = self.options.open_retry_s
             self.model = await (
                 choose_model(connection) if self._model_name is None else find_model(connection, self._model_name)
             )
+            self._models = dict.fromkeys(self.model.versions[-1:], self.model)
             connection.retry_s = self.options.retry_s
         except BaseException:
             await self.close()
@@ -116,7 +118,7 @@ class AsyncClassifier:
 
     def predictions(self, answer: Answer) -> list[Prediction]:
         """The server's answer to b images -> b predictions in order."""
-        return predictions(answer, self.model.labels, self.model.temperature)
+        return predictions(answer, self.model.labels, self._models[answer.version].temperature)
 
     async def models(self) -> list[ListedModel]:
         """All models of the server, sorted by name."""
@@ -129,6 +131,9 @@ class AsyncClassifier:
             start_ns = perf_counter_ns()
             logits, version = await connection.ask(Server.infer, self.model.name, batch)
             latency_ms = (perf_counter_ns() - start_ns) / 1e6
+            if version not in self._models:  # promoted or rolled back since
+                self._models[version] = await self._describe_again(connection)
+            self.model = self._models[version]
         finite = bool(np.isfinite(logits).all())
         expected = (len(batch), len(self.model.labels))
         if logits.shape != expected or not finite:
@@ -152,6 +157,16 @@ class AsyncClassifier:
 
     async def __aexit__(self, *unused: object) -> None:
         await self.close()
+
+    async def _describe_again(self, connection: Connection) -> ServedModel:
+        """The model as it is served now. Raises ModelMismatch for other classes or images than until now."""
+        model = await find_model(connection, self.model.name)
+        if (model.labels, model.image_shape) != (self.model.labels, self.model.image_shape):
+            raise ModelMismatch(
+                f"model {model.name!r} at {connection.url}: expected {self.model.image_shape} images of the classes "
+                f"{', '.join(self.model.labels)}, found {model.image_shape} and {', '.join(model.labels)}"
+            )
+        return model
 
     def _open_connection(self) -> Connection:
         if self._connection is None:

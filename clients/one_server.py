@@ -197,7 +197,7 @@ def _tls_context(tls: Tls | None) -> ssl.SSLContext | None:
 
 def check_address(address: str) -> None:
     """Raises ServerUnavailable unless `address` is HOST:PORT."""
-    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):(\d{1,5})", address)  # IPv6 in brackets
+    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):([0-9]{1,5})", address)  # IPv6 in brackets
     if not match or int(match[1]) > 65535:
         raise ServerUnavailable(f"expected the server's address as HOST:PORT, found {address!r}")
 

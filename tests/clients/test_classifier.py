@@ -64,9 +64,9 @@ class Repository:
         self.closed = True
 
 
-def answering(logits):
+def answering(logits, version="4"):
     async def infer(name, batch):
-        return logits, "4"
+        return logits, version
 
     return infer
 
@@ -231,6 +231,21 @@ def test_prediction(connect):
     repository.infer = answering(np.array([[3e37, 1e37, 2e37]], np.float32))
     (prediction,) = connect(repository).classify(IMAGES[:1])
     assert prediction.probabilities == pytest.approx((1, 0, 0)), "huge logits are finite probabilities"
+
+
+def test_a_version_that_is_promoted_meanwhile_has_its_own_temperature_and_the_same_classes(connect):
+    repository = Repository(net=config())
+    classifier = connect(repository)
+    logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32))
+    for version, temperature, expected in (("4", "1.0", 0.5), ("5", "0.5", 0.25 / 0.38), ("4", "9.0", 0.5)):
+        repository.configs["net"]["parameters"]["temperature"] = {"string_value": temperature}
+        repository.infer = answering(logits, version)
+        assert classifier.classify(IMAGES[:1])[0].probability == pytest.approx(expected), version
+    assert classifier.model.temperature == 1.0
+    repository.configs["net"] = config(labels="bca")
+    repository.infer = answering(logits, "6")
+    with pytest.raises(ModelMismatch, match=r"images of the classes a, b, c, found \(1, 28, 28\) and b, c, a"):
+        classifier.classify(IMAGES[:1])
 
 
 def test_logits_that_are_no_numbers_or_too_few_are_refused(connect):

@@ -105,6 +105,17 @@ def test_the_same_with_asyncio(server, concurrency):
     assert server.most_at_once == concurrency
 
 
+def test_a_classifier_opens_again_in_another_loop(server):
+    classifier = AsyncClassifier(server.options(concurrency=1))
+
+    async def ask():
+        async with classifier:
+            return await classifier.logits(IMAGES)
+
+    for _ in range(2):
+        np.testing.assert_array_equal(asyncio.run(ask()), expected_logits(IMAGES))
+
+
 def test_threads_share_a_client_and_its_bound(server):
     wrong = []
 

@@ -165,7 +165,7 @@ class Control:
         except urllib.error.HTTPError as error:
             with error:  # closes the connection, also if the answer is incomplete
                 raise _refused(self.url, _reason(error, self.url)) from error
-        except (OSError, ValueError, HTTPException) as error:
+        except (OSError, ValueError, RecursionError, HTTPException) as error:
             raise Unreachable(f"no Triton server at {self.url} ({' '.join(str(error).split())})") from error
 
 
@@ -184,7 +184,7 @@ def _reason(error: urllib.error.HTTPError, address: str) -> str:
     """Triton's reason, else the status. Raises Unreachable for another program, which does not know the call."""
     try:
         reason = " ".join(str(json.loads(error.read())["error"]).split())
-    except (OSError, ValueError, HTTPException, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, HTTPException, KeyError, TypeError):
         reason = f"HTTP status {error.code}"
         if error.code in UNKNOWN_CALL:
             raise Unreachable(f"no Triton server at {address} ({reason})") from error

@@ -68,7 +68,7 @@ class DeadlineServer:
         """GETs `path` and parses the answer as JSON. Raises ProbeFailed."""
         try:
             return json.loads(self.ask(path)[0])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProbeFailed(f"{path}: expected JSON, found {error}") from error
 
 

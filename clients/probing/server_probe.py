@@ -24,7 +24,7 @@ POLL_S = 0.02  # between two readings of a version's count of answers
 MOST_VERSIONS_AT_ONCE = 8
 
 # What reading an answer raises that is not of Triton's form.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, zlib.error)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error)
 
 
 def probe_server(

@@ -234,9 +234,10 @@ def _promote(repository: Path, model: str, choose: Callable[[Path], int], server
         if (model_dir / str(version)).is_dir() and (problem := verify_version(model_dir, version).problem):
             raise PublishError(problem)
         promote.versions_with(model_dir, version)  # a wrong version is reported before an absent server
+        live = _connect(**server)
+        before = promote.promote(model_dir, version, None)
         with _unreachable_reported(model_dir):
-            live = _with_model(_connect(**server), model_dir, server["servers"])
-            promote.promote(model_dir, version, live)
+            promote.activate(model_dir, before, _with_model(live, model_dir, server["servers"]))
         click.echo(f"{model_dir.name}: version {version} is the default")
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 from clients.bulk.fork_server import CONTEXT
 from clients.bulk.job_manifest import Job, Part
 from clients.bulk.scoring import Outcome, classify_part
+from vitbn_packages import in_words, is_ours
 
 ATTEMPTS = 3  # a picture that kills its process must not stop the run
 
@@ -102,7 +103,9 @@ def _serve(job: Job, connection: Connection) -> None:
             try:
                 outcome = classify_part(job, part)
             except Exception as error:  # an error in one part must not end the run
-                outcome = Outcome(part.number, failure=f"{type(error).__name__}: {' '.join(str(error).split())}")
+                known = isinstance(error, OSError) or is_ours(error)
+                kind = "" if known else f"{type(error).__name__}: "
+                outcome = Outcome(part.number, failure=kind + " ".join(in_words(error).split()))
             connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

@@ -1,5 +1,6 @@
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import ClassVar
@@ -134,6 +135,17 @@ def test_prune_keeps_what_is_served_and_the_newest(folder: Path, repository: Pat
     assert versions(folder / "vitbn") == [2, 5]
     assert ".publishing-dead" in output
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["vitbn"]
+
+
+def test_a_promotion_to_a_full_disk_promises_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = operate(folder, "promote", "vitbn", "1")
+    assert result.exit_code == 1
+    assert result.output == f"Error: {folder}/vitbn/config.pbtxt: No space left on device\n"
+    assert served(folder / "vitbn") == [2, 3]
 
 
 def test_prune_keeps_what_a_served_link_leads_to(folder: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +83,8 @@ def bulk(
         )
     if engine == "ray" and processes:
         raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
+    # SIGTERM, which ends jobs of a cluster, is Ctrl-C: else workers go on, and a container's first process ignores it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if engine == "processes":
             fork_server.start()

@@ -11,7 +11,7 @@ import pytest
 from commands import told
 from idx_files import idx_bytes
 
-from clients.bulk.app import _prepare_job, bulk
+from clients.bulk.app import INTERRUPTED, _prepare_job, bulk
 from clients.bulk.by_processes import ATTEMPTS
 from clients.bulk.job_manifest import parts_to_do
 from clients.bulk.scoring import classify_part
@@ -63,6 +63,11 @@ def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
     os.kill(driver.pid, signal.SIGKILL)
     driver.communicate()
     assert not psutil.wait_procs(workers, timeout=30)[1]  # they end by themselves
+    driver = subprocess.Popen(command(rows, output, network), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_parts(output, len(list(output.glob("part-*"))) + 5)
+    driver.terminate()
+    assert driver.communicate()[1].splitlines()[-1] == "Interrupted: the same command goes on"
+    assert driver.returncode == INTERRUPTED
     before = answers(output)
     assert 5 < len(before) < PARTS  # else this proves nothing
     assert before.items() <= undisturbed.items()

@@ -1,5 +1,7 @@
 """`vitbn web`: serves the page. It also starts without a Triton server, and asks the server once it is there."""
 
+import signal
+import sys
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +32,7 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
 
     if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else the first process of a container ignores SIGTERM
     triton = Triton(parse_options(retry_s=0, **options), model)
     try:
         app = create_app(triton, RateLimit(), behind_proxy or host)

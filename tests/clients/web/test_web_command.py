@@ -60,8 +60,11 @@ def listening(port: int) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("host", "shown"), [("", "127.0.0.1"), ("localhost", ""), ("0.0.0.0", "127.0.0.1")])
-def test_it_listens_until_it_is_interrupted_on_loopback_alone_by_default(host: str, shown: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "shown", "end"),
+    [("", "127.0.0.1", signal.SIGINT), ("localhost", "", signal.SIGTERM), ("0.0.0.0", "127.0.0.1", signal.SIGTERM)],
+)
+def test_it_listens_until_it_is_ended_on_loopback_alone_by_default(host: str, shown: str, end: signal.Signals) -> None:
     with started(*(("--host", host) if host else ())) as (process, url):
         if not host:
             port = int(url.rpartition(":")[2])
@@ -69,7 +72,7 @@ def test_it_listens_until_it_is_interrupted_on_loopback_alone_by_default(host: s
         assert url.startswith(f"http://{shown}")
         with urllib.request.urlopen(url, timeout=60) as page:
             assert b"<title>Draw a digit</title>" in page.read()
-        process.send_signal(signal.SIGINT)
+        process.send_signal(end)
         assert process.wait(60) == 0
         *warned, unanswered = process.stderr.read().splitlines()
     assert unanswered.startswith("The page has no answers yet: no Triton server answers at 127.0.0.1:1 over http")

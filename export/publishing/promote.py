@@ -20,7 +20,6 @@ from export.publishing.publish import locked, read_config, remove_model, remove_
 from serving.model_control_client import Control, ControlFailed, NotExplicit, OtherConfig, Refused, Unreachable
 
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
-PUBLISHED_FIELDS = ("version_policy", "parameters")  # of config.pbtxt; Triton completes others
 
 
 @dataclass(frozen=True)
@@ -123,22 +122,24 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
             if versions(model_dir) == [1]:
                 remove_model(model_dir)
         raise
-    if others := [control.url for control in changed if _has_another_config(control, model_dir)]:
+    if others := [control.url for control in changed if _serves_another(control, model_dir)]:
         raise OtherConfig(f"{' and '.join(others)}: {model_dir.name} is loaded from another repository")
 
 
-def _has_another_config(control: Control, model_dir: Path) -> bool:
-    """Whether the server's configuration of the model differs from config.pbtxt in what a publication writes there.
+def _serves_another(control: Control, model_dir: Path) -> bool:
+    """Whether the server's model has other parameters than config.pbtxt, or other ready versions than it serves.
 
-    False for a server that does not tell its configuration.
+    Triton tells an old version policy: it loads no version again of which nothing else has changed. False for a server
+    that does not tell its configuration.
     """
     written = read_config(model_dir)
     try:
-        told = {key: value for key, value in control.config(model_dir.name).items() if key in PUBLISHED_FIELDS}
+        told = {"parameters": control.config(model_dir.name).get("parameters", {})}
+        ready = control.served().get(model_dir.name)
     except ControlFailed:
         return False
     loaded = json_format.ParseDict(told, type(written)(), ignore_unknown_fields=True)
-    return any(getattr(loaded, field) != getattr(written, field) for field in PUBLISHED_FIELDS)
+    return loaded.parameters != written.parameters or ready != served(model_dir)
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:

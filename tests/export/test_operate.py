@@ -2,11 +2,13 @@ import errno
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from artifacts import engine
+from google.protobuf import json_format
 from operating import NOWHERE, error, ok, operate, states
 from raw_server import answering, reply
 
@@ -14,10 +16,10 @@ from common.repository import versions
 from export.publishing.artifact import read_version
 from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import Servers, promote, served
-from export.publishing.publish import publish, serve
+from export.publishing.publish import publish, read_config, serve
 from export.publishing.sidecar import write_with_sidecars
 from export.repository_models import for_published
-from serving.model_control_client import Control, Refused, Unreachable
+from serving.model_control_client import Control, OtherConfig, Refused, Unreachable
 from vitbn_packages import one_line_errors
 
 
@@ -95,6 +97,23 @@ def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> No
     with pytest.raises(Refused, match="the process died"):
         promote(folder / "vitbn", 2, Servers([server]))
     assert server.asked == [[1, 2], before]
+
+
+@pytest.mark.parametrize(("ready", "elsewhere"), [([1, 2], False), ([2, 3], True)])
+def test_a_server_has_another_repository_if_it_serves_other_versions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ready: list[int], elsewhere: bool
+) -> None:
+    """Whatever policy it tells: Triton tells that of the first load of each version."""
+
+    def told(control: Control, model: str) -> dict[str, object]:
+        config = json_format.MessageToDict(read_config(folder / model), preserving_proto_field_name=True)
+        return config | {"version_policy": {"latest": {"num_versions": 2}}}
+
+    monkeypatch.setattr(Control, "load", lambda *arguments: None)
+    monkeypatch.setattr(Control, "config", told)
+    monkeypatch.setattr(Control, "served", lambda control: {"vitbn": ready})
+    with pytest.raises(OtherConfig) if elsewhere else nullcontext():
+        promote(folder / "vitbn", 2, Servers([Control("127.0.0.1:1")]))
 
 
 def test_servers_that_answer_load_a_change_while_another_is_away(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

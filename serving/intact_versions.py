@@ -25,7 +25,7 @@ from common.repository import (
     versions,
     wanted_versions,
 )
-from serving.parse_triton_arguments import check_name
+from serving.parse_triton_arguments import LauncherError, check_name
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -87,7 +87,7 @@ def plan(model_dir: Path, refused: Mapping[int, str] | None = None) -> Plan:
         check_name(model_dir)
         check_links(model_dir)
         return _plan(model_dir, refused or {})
-    except (ValueError, Damaged) as error:
+    except (LauncherError, Damaged) as error:
         return Plan(model_dir.name, (), (Problem(None, str(error)),))
     except OSError as error:  # such as an unreadable folder lost+found
         text = f"{error.filename}: expected a readable folder, found {error.strerror}"

@@ -218,6 +218,12 @@ def test_invalid_options_are_refused(options):
         Classifier(Options("127.0.0.1:1", **options))
 
 
+@pytest.mark.parametrize("url", ["", "a:1,", "http://a:1", "a:1/v2", "a:65536", "a:\uff11"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ServerUnavailable, match="expected the server's address as HOST:PORT, found"):
+        Classifier(Options(url))
+
+
 def test_proxy_variables_are_not_followed(monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "grpc_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

@@ -245,8 +245,9 @@ def read_config(model_dir: Path) -> pb.ModelConfig:
             raise Damaged(path, "inputs and outputs", "no input or no output")
     except Damaged as error:
         raise PublishError(f"{path}: expected the config of a published model, found {error.found}") from error
+    message.name = message.name or model_dir.name  # as Triton reads it
     if message.name != model_dir.name:  # Triton does not load it
-        raise PublishError(f"{path}: expected the name {model_dir.name}, found {message.name or 'none'}")
+        raise PublishError(f"{path}: expected the name {model_dir.name}, found {message.name}")
     return message
 
 

@@ -218,6 +218,9 @@ def test_verify_takes_names(folder: Path) -> None:
     assert "expected the name other, found vitbn" in error(folder, "promote", "other", "2")
     assert "expected the name other, found vitbn" in error(folder, "rollback", "other")
     assert "expected one of its models (other, vitbn), found 'third'" in error(folder, "verify", "third")
+    config = folder / "other" / "config.pbtxt"
+    config.write_text(config.read_text().replace('name: "vitbn"\n', "", 1))  # Triton takes the folder's
+    assert "other: version 2 is the default" in ok(folder, "promote", "other", "2")
 
 
 def test_publish_of_a_tensorrt_plan(folder: Path, exported: Path) -> None:

@@ -358,9 +358,8 @@ def _register() -> None:
     for name, onnx_operator in SAME_SHAPES_AS.items():
         if (function := registry.get("", *onnx_operator)) is not None:
             registry.register("com.microsoft", name, since_version=1)(function)
-    if (
-        function := registry.get("", "LayerNormalization", 17)
-    ) is not None:  # ONNX Runtime writes it before opset 17, too
+    # ONNX Runtime writes LayerNormalization before opset 17, too.
+    if (function := registry.get("", "LayerNormalization", 17)) is not None:
         registry.register("", "LayerNormalization", since_version=1)(function)
     for (domain, name), corrections in CORRECTIONS.items():
         versions = registry.version_boundaries(domain, name)

@@ -83,7 +83,8 @@ def test_a_version_with_another_sample_has_its_own_image(tmp_path: Path) -> None
 def test_a_version_has_the_config_with_which_it_was_published(tmp_path: Path) -> None:
     for number in ("1", "2"):
         publish(tmp_path, "vitbn", artifact_of(checkpoint_sha256=number))
-        fallback, config = (read_config(folder) for folder in (tmp_path / "vitbn" / number, tmp_path / "vitbn"))
+        paths = (tmp_path / "vitbn" / number / "config.pbtxt", tmp_path / "vitbn" / "config.pbtxt")
+        fallback, config = (text_format.Parse(path.read_text(), pb.ModelConfig()) for path in paths)
         assert fallback.parameters["checkpoint_sha256"].string_value == number
         assert number in json.loads(fallback.parameters["probe"].string_value)["answers"]
         assert fallback.parameters == config.parameters

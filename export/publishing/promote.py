@@ -6,7 +6,6 @@ have loaded.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from export.publishing.publish import locked, read_config, remove_model, remove_
 from serving.model_control_client import Control, ControlFailed, NotExplicit, OtherConfig, Refused, Unreachable
 
 DEFAULT_HTTP_PORT, DEFAULT_GRPC_PORT = "8000", "8001"
-SETTLES_S, POLL_S = 3.0, 0.2  # a supervisor may load the model again just now: its versions are ready soon
 
 
 @dataclass(frozen=True)
@@ -131,22 +129,17 @@ def activate(model_dir: Path, before: Sequence[int], server: Servers | None) -> 
 def _serves_another(control: Control, model_dir: Path) -> bool:
     """Whether the server's model has other parameters than config.pbtxt, or other ready versions than it serves.
 
-    Triton tells an old version policy: it loads no version again of which nothing else has changed. False for a server
-    that does not tell its configuration.
+    Triton's version policy may be an old one: a version that is not loaded again keeps its first. Returns False for a
+    server that does not tell its configuration.
     """
-    written, due_s = read_config(model_dir), time.monotonic() + SETTLES_S
+    written = read_config(model_dir)
     try:
         told = {"parameters": control.config(model_dir.name).get("parameters", {})}
-        loaded = json_format.ParseDict(told, type(written)(), ignore_unknown_fields=True)
-        if loaded.parameters != written.parameters:
-            return True
-        while control.served().get(model_dir.name) != served(model_dir):
-            if time.monotonic() > due_s:
-                return True
-            time.sleep(POLL_S)
+        ready = control.served().get(model_dir.name)
     except ControlFailed:
-        pass
-    return False
+        return False
+    loaded = json_format.ParseDict(told, type(written)(), ignore_unknown_fields=True)
+    return loaded.parameters != written.parameters or ready != served(model_dir)
 
 
 def prune(model_dir: Path, keep: int, loaded: Collection[int]) -> list[int]:

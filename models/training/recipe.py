@@ -97,7 +97,7 @@ class TrainingOptions:
 class Epoch:
     """Mean training loss; accuracies in [0, 1], on the held-out images if there are any.
 
-    `test_accuracy` is None where no images are judged. A folder without held-out pictures is judged at the end alone.
+    `test_accuracy` is None for an epoch that is not judged: without held-out pictures a folder judges the last alone.
     In `class_accuracy` a class without images has None.
     """
 

@@ -103,7 +103,7 @@ def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> No
 def test_a_server_has_another_repository_if_it_serves_other_versions(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ready: list[int], elsewhere: bool
 ) -> None:
-    """Whatever policy it tells: Triton tells that of the first load of each version."""
+    """The version policy that Triton tells is that of the first load of each version, so it does not count."""
 
     def told(control: Control, model: str) -> dict[str, object]:
         config = json_format.MessageToDict(read_config(folder / model), preserving_proto_field_name=True)

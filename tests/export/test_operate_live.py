@@ -124,7 +124,7 @@ def test_versions_change_under_load_without_a_failure(folder: Path, exported: Pa
 
 @contextmanager
 def unless_triton_crashes(server: Server) -> Iterator[None]:
-    """Triton 2.51 sometimes crashes as it ends a failed load: its loading thread runs on in memory that is freed."""
+    """Triton 2.51 sometimes crashes at the end of a failed load, before the next request."""
     try:
         yield
     except AssertionError:

@@ -43,8 +43,8 @@ class Round:
     """Inputs and the original's answers, cut to the parts that are read.
 
     source: where the inputs come from, in words. answers: by ONNX Runtime. double: in float64, or None. as_written: by
-    ONNX Runtime without its optimiser, or None. empty: an axis of the inputs, or of an answer, may have size 0; then
-    `double` is None.
+    ONNX Runtime without its optimiser, or None. empty: an axis of the inputs or of an answer may have size 0. Such
+    a round has no `double`.
     """
 
     source: str

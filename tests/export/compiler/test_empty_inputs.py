@@ -217,7 +217,7 @@ BIAS_OF_NO_TOKEN = """size = Shape<start = 1, end = 2>(x) float = Cast<to = 1>(s
 
 
 def test_an_answer_without_a_number_is_compared(tmp_path: Path) -> None:
-    """The second row, of which a text of one token has none."""
+    """A text of one token has no second row."""
     head = HEAD.replace("2, 3]", "n, 3]")
     before = f"{head} => (float y) {{ y = Slice(x, one, two, one) }}"
     after = f"{head} => (float y) {{ both = Slice(x, zero, two, one) y = Slice(both, last, two, one) }}"

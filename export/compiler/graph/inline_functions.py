@@ -1,6 +1,6 @@
-"""Removes what an ONNX file may wrap around its graph: functions, Constant nodes and weights among the inputs.
+"""Removes what an ONNX file may have around its graph: functions, Constants, weights among the inputs, unread nodes.
 
-In: any ONNX model. Out: a model whose nodes are operators and whose constants are initialisers.
+In: any ONNX model. Out: a model whose nodes are operators, each of them read, and whose constants are initialisers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from onnx_ir.passes.common import (
 )
 
 from export.compiler.errors import NotSupported
+from export.compiler.graph.def_use import remove_unused
 
 
 def without_functions(model: ir.Model) -> ir.Model:
@@ -23,7 +24,7 @@ def without_functions(model: ir.Model) -> ir.Model:
 
 
 def inline_functions(model: ir.Model) -> None:
-    """Changes the model in place: no functions, no Constant nodes, and initialisers that are not inputs too.
+    """Changes the model in place: no functions, Constant nodes and unread nodes, and initialisers that are no inputs.
 
     Raises NotSupported for a function of another opset than the graph's, or with graphs as arguments.
     """
@@ -35,3 +36,4 @@ def inline_functions(model: ir.Model) -> None:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     for graph in model.graphs():
         graph.opset_imports.update(model.opset_imports)  # the graphs of branches and loops name no opset
+    remove_unused(model)

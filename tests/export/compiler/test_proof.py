@@ -191,6 +191,24 @@ def test_what_the_passes_do_not_read_is_named(nodes: str, opset: int, more: str,
         rewrite(parse(text, w=np.ones(4, np.float32)))
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "r = RandomNormalLike(a)",
+        "r = SequenceConstruct(a)",
+        f"{ANY} r = If(c) <then_branch = t() => {BODY}, else_branch = e() => {BODY}>",
+        "l = Loop(three, , a) <body = l(int64 i, bool c, float[n, 4] v) => (bool d, float[n, 4] u) "
+        "{ d = Identity(c) u = Relu(v) }>",
+    ],
+)
+def test_what_nobody_reads_stops_no_pass(nodes: str, tmp_path: Path) -> None:
+    body = f"norm = BatchNormalization(a, v, v, v, v) y = MatMul(norm, w) {nodes}"
+    text = HEADER.format(opset=17, more="", nodes=body)
+    network = parse(text, v=np.full(4, 0.5, np.float32), w=np.eye(4, dtype=np.float32), three=np.array(3))
+    done = written(network, tmp_path).rewritten
+    assert [node.op_type for node in done.model.graph] == ["MatMul", "Add"]
+
+
 def test_sizes_too_small_for_a_window_give_way_to_larger_ones(tmp_path: Path) -> None:
     """For a window larger than the image ONNX Runtime outputs nothing."""
     network = parse(

@@ -157,15 +157,17 @@ def test_the_server_joins_lengths_and_gives_each_its_own_answer(packed: Packed, 
     with running_server(tmp_path) as server, http.InferenceServerClient(server.http_url) as client:
         for name, file in files.items():
             original = ort.InferenceSession(file)
-            ask_it = partial(ask, server.http_url, name)
-            with ThreadPoolExecutor(12) as clients:
-                found = list(clients.map(ask_it, texts))
-            for one, ids in zip(found, texts, strict=True):
-                alone = original.run(None, {"input_ids": ids, MASK: np.ones_like(ids)})[0]
-                np.testing.assert_allclose(one, alone, rtol=0, atol=1e-5)
+            for _ in range(10):  # on a busy machine the texts of one round may arrive apart
+                with ThreadPoolExecutor(12) as clients:
+                    found = list(clients.map(partial(ask, server.http_url, name), texts))
+                for one, ids in zip(found, texts, strict=True):
+                    alone = original.run(None, {"input_ids": ids, MASK: np.ones_like(ids)})[0]
+                    np.testing.assert_allclose(one, alone, rtol=0, atol=1e-5)
+                (counts,) = client.get_inference_statistics(name)["model_stats"]
+                if joined := counts["execution_count"] < counts["inference_count"]:
+                    break
+            assert joined
             assert all(given["allow_ragged_batch"] for given in client.get_model_config(name)["input"])
-            (counts,) = client.get_inference_statistics(name)["model_stats"]
-            assert counts["execution_count"] < counts["inference_count"]
 
 
 def ask(url: str, model: str, ids: Array) -> Array:

@@ -162,9 +162,8 @@ def convertible_mode(picture: Image.Image) -> Image.Image:
         with np.errstate(invalid="ignore"):  # numpy warns of NaN
             values = np.array(picture, dtype=np.float32)
         np.nan_to_num(values, copy=False)
-        values /= (
-            max(float(values.max()), -float(values.min())) or 1
-        )  # before the subtraction, which may overflow float32
+        largest = max(float(values.max()), -float(values.min()))
+        values /= largest or 1  # before the subtraction, which may overflow float32
         values -= values.min()
         values *= 255 / (float(values.max()) or 1)
         return Image.fromarray(values.astype(np.uint8))

@@ -14,10 +14,8 @@ from serving.prober import Failure, Verdict
 from serving.stub_processes import Stub
 
 LAME_S = 0.5  # for which a stub must be dead or stopped before it counts
-FAILURES, RECENT = (
-    2,
-    4,
-)  # 2 failures in the last 4 probes make a model sick: 1 dead instance of 2 fails every other probe
+# 2 failures in the last 4 probes make a model sick: 1 dead instance of 2 fails every other probe.
+FAILURES, RECENT = 2, 4
 SILENCES = 3  # consecutive verdicts without any answer of the server, before a restart
 BUSY_SHARE = 0.2  # of a core; above this a stub is slow, not stuck
 BUSY_S = 30.0  # a stub that is silent for longer is stuck, however busy
@@ -54,9 +52,8 @@ class History:
     failed: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))  # whether each of the last probes failed
     right: set[int] = field(default_factory=set)  # versions that have answered right
     in_vain: bool = False  # the model was loaded again and has not answered right since
-    busy: tuple[float, float, float] | None = (
-        None  # time of the first look, time and processor seconds of the last look
-    )
+    # time of the first look, time and processor seconds of the last look
+    busy: tuple[float, float, float] | None = None
 
     def works(self, stubs: Sequence[Stub]) -> bool:
         """Whether a silent model is slow rather than stuck: its stubs use the processor."""

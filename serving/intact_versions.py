@@ -112,9 +112,8 @@ def _plan(model_dir: Path, refused: Mapping[int, str]) -> Plan:
     skipped = {number for number in present if oldest < number <= newest} - {*wanted}
     older = [number for number in present if number < oldest]
     for number in [*sorted({*wanted} & {*present}, reverse=True), *reversed(older), *sorted(skipped, reverse=True)]:
-        if len(intact) == len(wanted) or (
-            intact and number in skipped
-        ):  # the policy may skip versions after a rollback
+        # The policy may skip versions after a rollback.
+        if len(intact) == len(wanted) or (intact and number in skipped):
             break
         try:
             if number in refused:

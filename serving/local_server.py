@@ -70,9 +70,7 @@ def running_server(
             if child.wait(0) == -signal.SIGSEGV and not crashed:
                 print(f"tritonserver on {repository} {failure} at its start: once more", file=sys.stderr)
                 crashed = True
-            elif (
-                "already in use" not in server.log()
-            ):  # only a port that another program took meanwhile is a reason to try again
+            elif "already in use" not in server.log():  # another program may take a port meanwhile
                 break
         raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
 

@@ -154,9 +154,8 @@ def known_options() -> set[str]:
     scripts = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     commands = [path.relative_to(ROOT).as_posix() for path in scripts if "\nif __name__ ==" in path.read_text()]
     ours = set[str]().union(*(options_of(script(path)) for path in commands if path not in NO_COMMANDS))
-    return (
-        ours | options_of(vitbn) | server_options() | {"--async", "--hypothesis-profile"}
-    )  # perf_analyzer's, pytest's
+    others = {"--async", "--hypothesis-profile"}  # perf_analyzer's, pytest's
+    return ours | options_of(vitbn) | server_options() | others
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if not name.startswith(OF_THEIR_DAY)])

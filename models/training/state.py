@@ -103,9 +103,8 @@ def start(config: ModelConfig, options: TrainingOptions, images: int, key: str) 
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=options.weight_decay, fused=True)
     schedule: torch.optim.lr_scheduler.LRScheduler
     if options.schedule == "one-cycle":
-        steps = (
-            options.epochs * len(batches_of(torch.arange(images), options.batch_size)) + 1
-        )  # the scheduler steps at its creation
+        steps = options.epochs * len(batches_of(torch.arange(images), options.batch_size))
+        steps += 1  # the scheduler steps at its creation
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, total_steps=steps)
     else:
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)

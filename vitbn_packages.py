@@ -79,12 +79,17 @@ def _origin() -> str:
     return f" @ {origin['url']}" if origin else ""
 
 
+def printable(text: str) -> str:
+    """The text as a single line: unprintable characters are escaped as in Python's strings."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
 def in_words(error: BaseException) -> str:
-    """The error's message; for an error of the operating system `FILE: reason`, without its number."""
+    """The error's message as a single line; for an error of the operating system `FILE: reason`, without its number."""
     if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
+        return printable(str(error))
     name = _output_name() if is_of_output(error) else error.filename
-    return error.strerror if name is None else f"{name}: {error.strerror}"
+    return error.strerror if name is None else printable(f"{name}: {error.strerror}")
 
 
 def is_of_output(error: BaseException) -> bool:
@@ -122,7 +127,10 @@ def one_line_errors() -> Iterator[None]:
 
     try:
         yield
-    except (click.ClickException, BrokenPipeError):
+    except click.ClickException as error:
+        error.message = printable(error.message)
+        raise
+    except BrokenPipeError:
         raise
     except Exception as error:
         if not isinstance(error, OSError) and not is_ours(error):

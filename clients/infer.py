@@ -127,7 +127,6 @@ def _run(
     """Prints all answers and returns the exit code."""
     from clients.classifier import Classifier
     from clients.images.picture_source import Pictures
-    from clients.printing import printable
 
     warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
     try:
@@ -144,14 +143,14 @@ def _run(
                     _check_rejection(printer.reject_below, classifier.model)
                     _classify_and_print(classifier, chain([first], pictures), truths, printer)
     except ClientError as error:
-        click.echo(f"Error: {printable(str(error))}", err=True)
+        click.echo(f"Error: {in_words(error)}", err=True)
         return PICTURES_FAILED if isinstance(error, InvalidImage) else SERVER_FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:  # of standard output: all other errors are ClientErrors
         if error.errno == errno.EPIPE:
             return OUTPUT_CLOSED
-        raise click.ClickException(printable(in_words(error))) from error
+        raise click.ClickException(in_words(error)) from error
     return PICTURES_FAILED if printer.failures else REJECTED if printer.rejected else 0
 
 

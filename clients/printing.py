@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clients.prediction import Prediction
 from clients.served_models import ServedModel
+from vitbn_packages import printable
 
 Limit = float | Literal["auto"]
 
@@ -191,8 +192,3 @@ def _csv_row(values: Sequence[object]) -> str:
     stream = io.StringIO()
     csv.writer(stream, lineterminator="").writerow(values)
     return stream.getvalue()
-
-
-def printable(text: str) -> str:
-    """The text as a single line: unprintable characters are escaped as in Python's strings."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

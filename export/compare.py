@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from export.rewrite import named_sizes, one_line, progress
+from export.rewrite import named_sizes, progress
+from vitbn_packages import in_words
 
 DIFFERENT, SLOWER = 4, 5
 
@@ -56,7 +57,7 @@ def compare(
             request = Request(reads, inputs=inputs, dims=dims, proof=proof, inputs_only=inputs_only, packed=packed)
             compared = compare_files(first, second, request, batches, threads, say)
     except (ForeignError, OSError) as error:
-        click.echo(f"Error: {one_line(error)}", err=True)
+        click.echo(f"Error: {in_words(error)}", err=True)
         exit_with(2 if isinstance(error, BadRequest) else 3 if isinstance(error, ForeignError) else 1)
     if as_json:
         click.echo(json.dumps(asdict(compared), indent=2))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from export.compiler.passes import PASSES
-from vitbn_packages import in_words
+from vitbn_packages import in_words, printable
 
 if TYPE_CHECKING:
     from export.rewrite_file import Written
@@ -94,10 +94,11 @@ def rewrite(
             written = rewrite_file(file, output, request, say)
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
-        reason = one_line(error).removeprefix(f"{file}: ")
+        name = printable(str(file))
+        reason = in_words(error).removeprefix(f"{name}: ")
         may_read_less = isinstance(error, NothingToRewrite) and not reads and not packed
         hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if may_read_less else ""
-        click.echo(f"Error: {file}: {reason}; nothing written{hint}", err=True)
+        click.echo(f"Error: {name}: {reason}; nothing written{hint}", err=True)
         click.get_current_context().exit(code)
     if as_json:
         click.echo(json.dumps(written.manifest | {"timed": [asdict(timing) for timing in written.timed]}, indent=2))
@@ -121,11 +122,6 @@ def _garbage_not_collected() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def one_line(error: Exception) -> str:
-    """The error's message, without line breaks and other signs that a terminal does not print."""
-    return "".join(sign if sign.isprintable() else " " for sign in in_words(error))
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def running_server(
                 crashed = True
             elif "already in use" not in server.log():  # another program may take a port meanwhile
                 break
-        raise ServerFailed(f"tritonserver on {repository} {failure}:\n{_reason(server.log())}")
+        raise ServerFailed(f"tritonserver on {repository} {failure}: {_reason(server.log())}")
 
 
 @contextmanager
@@ -102,4 +102,4 @@ def _reason(log: str) -> str:
     """The last lines of the log that are errors, else its last lines."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("E", "error"))]
-    return "\n".join((errors or lines)[-REASON_LINES:])
+    return "; ".join((errors or lines)[-REASON_LINES:])

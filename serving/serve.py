@@ -11,6 +11,7 @@ import click
 from serving.launcher import launch
 from serving.proxy.vitbn_proxy_command import FILE
 from serving.restricted_api import OPEN
+from vitbn_packages import in_words
 
 MODES = {  # option -> the modes in which the option has an effect
     "supervisor_port": ("supervised", "servers"),
@@ -74,7 +75,7 @@ def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
             sys.exit(_supervise(options, arguments))
         launch(arguments)
     except ValueError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(in_words(error)) from error
 
 
 def _check(options: Mapping[str, Any]) -> None:

@@ -76,11 +76,14 @@ def test_errors_of_others_stay_as_they_are() -> None:
     assert in_words(OSError("expected a file")) == "expected a file"
     assert in_words(OSError(28, "No space left on device")) == "No space left on device"
     assert in_words(OSError(13, "Permission denied", "a.png")) == "a.png: Permission denied"
+    assert in_words(OSError(13, "Permission denied", "größe 7\n\x1b\udce9\u202e")) == (
+        "größe 7\\n\\x1b\\udce9\\u202e: Permission denied"
+    )
 
 
-@pytest.mark.parametrize("error", [DataError("a: no"), OSError(13, "no", "a"), click.UsageError("a: no")])
+@pytest.mark.parametrize("error", [DataError("a\n: no"), OSError(13, "no", "a\n"), click.UsageError("a\n: no")])
 def test_known_errors_end_a_command_in_one_line(error: Exception) -> None:
-    with pytest.raises(click.ClickException, match=r"^a: no$"), one_line_errors():
+    with pytest.raises(click.ClickException, match=r"^a\\n: no$"), one_line_errors():
         raise error
 
 

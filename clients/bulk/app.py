@@ -91,7 +91,7 @@ def bulk(
         job, target = _prepare_job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
     except (ClientError, OSError, ImportError, ValueError) as error:
-        raise click.ClickException(" ".join(in_words(error).split())) from error
+        raise click.ClickException(in_words(error)) from error
     except KeyboardInterrupt:
         click.echo("Interrupted: the same command goes on", err=True)
         code = INTERRUPTED

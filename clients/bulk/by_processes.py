@@ -105,7 +105,7 @@ def _serve(job: Job, connection: Connection) -> None:
             except Exception as error:  # an error in one part must not end the run
                 known = isinstance(error, OSError) or is_ours(error)
                 kind = "" if known else f"{type(error).__name__}: "
-                outcome = Outcome(part.number, failure=kind + " ".join(in_words(error).split()))
+                outcome = Outcome(part.number, failure=kind + in_words(error))
             connection.send(outcome)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return

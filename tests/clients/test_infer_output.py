@@ -19,7 +19,6 @@ from infer_command import ask
 from stand_in import StandIn
 
 from clients import retry_and_failover
-from clients.printing import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
@@ -72,10 +71,6 @@ def test_text_json_and_csv_say_the_same(server, images, tmp_path):
             assert row[column] == answer[column]
         assert min(float(row["latency_ms"]), answer["latency_ms"]) > 0
     assert len({answer["label"] for answer in answers}) > 1
-
-
-def test_printable():
-    assert printable("größe 7\n\x1b[0m\udce9\u202e") == "größe 7\\n\\x1b[0m\\udce9\\u202e"
 
 
 @PROTOCOLS

@@ -71,9 +71,9 @@ def versions(model_dir: Path) -> list[int]:
     return sorted(int(name) for name in names if re.fullmatch("[1-9][0-9]*", name) and int(name) < 1 << 63)
 
 
-def check_links(model_dir: Path) -> None:
-    """Raises Damaged for a broken link in a model's folder: Triton then loads no version of the model."""
-    for path in sorted(model_dir.iterdir()):
+def check_links(folder: Path) -> None:
+    """Raises Damaged for a broken link in a repository or in a model's folder: Triton then loads nothing from it."""
+    for path in sorted(folder.iterdir()):
         if path.is_symlink() and not path.exists():
             raise Damaged(path, "a file or a folder", "a broken link, with which Triton loads no version")
 
@@ -147,5 +147,5 @@ def labels_text(labels: Sequence[str]) -> str:
 
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
-    """Reads labels.txt. Raises OSError and UnicodeDecodeError."""
-    return tuple((model_dir / LABELS_FILE).read_text("utf-8").splitlines())
+    """Reads labels.txt as Triton does: only a line feed ends a label. Raises OSError and UnicodeDecodeError."""
+    return tuple((model_dir / LABELS_FILE).read_bytes().decode("utf-8").removesuffix("\n").split("\n"))

@@ -159,18 +159,19 @@ def prune(
     """Remove versions that are neither served nor among the newest, and leftovers of killed publishers."""
     from export.publishing.promote import connect
     from export.publishing.promote import prune as prune_model
-    from export.publishing.publish import sweep
+    from export.publishing.publish import locked, sweep
 
     def prune_one(model_dir: Path) -> None:
         for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
             click.echo(f"Removed {model_dir / str(number)}")
 
     chosen = [model_of(repository, model)] if model else models_of(repository)
-    live = connect(servers, header, key=key)
-    loaded = live.served() if live else {}
-    for path in sweep(repository):
-        click.echo(f"Removed {path}")
-    problems = for_published(chosen, prune_one)
+    with locked(repository, OPERATING):
+        live = connect(servers, header, key=key)
+        loaded = live.served() if live else {}
+        for path in sweep(repository):
+            click.echo(f"Removed {path}")
+        problems = for_published(chosen, prune_one)
     expect_no_problems(repository, problems)
 
 
@@ -180,6 +181,7 @@ def prune(
 @one_line_errors()
 def verify(models: tuple[str, ...], repository: Path) -> None:
     """Check every version against its manifest: hashes, config, graph, a sample answered as at its export."""
+    from common.repository import Damaged, check_links
     from export.publishing.verify import verify_model
 
     problems: list[str] = []
@@ -192,6 +194,11 @@ def verify(models: tuple[str, ...], repository: Path) -> None:
 
     chosen = [model_of(repository, name) for name in models] or models_of(repository)
     failures = for_published(chosen, verify_one)
+    try:
+        check_links(repository)
+    except Damaged as damage:
+        click.echo(str(damage), err=True)
+        problems.append(str(damage))
     if failures or problems:
         count = failures + len(problems)
         raise click.ClickException(f"{repository}: expected every version as published, found {count} wrong")

@@ -52,13 +52,12 @@ def for_published(models: list[Path], action: Callable[[Path], None]) -> int:
 
     failures = 0
     for model_dir in models:
-        if not is_published(model_dir):
-            click.echo(
-                f"{model_dir.name:16} {'-':>7}  of another origin: no manifest, nothing to compare with", err=True
-            )
-            continue
         try:
-            action(model_dir)
+            if is_published(model_dir):
+                action(model_dir)
+            else:
+                reason = "of another origin: no manifest, nothing to compare with"
+                click.echo(f"{model_dir.name:16} {'-':>7}  {reason}", err=True)
         except (PublishError, OSError) as error:
             if isinstance(error, BrokenPipeError) or is_of_output(error):
                 raise

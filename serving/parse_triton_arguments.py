@@ -16,7 +16,7 @@ from stat import S_ISDIR
 from typing import NoReturn
 
 from common.addresses import join_address
-from common.repository import model_dir
+from common.repository import Damaged, check_links, model_dir
 from serving.control_key import GRPC_PREFIX
 from serving.model_control_client import SPLIT_BY_SHELL
 
@@ -129,10 +129,11 @@ class Arguments:
     def model_dirs(self) -> dict[str, Path]:
         """Returns model -> its folder in the first repository that has the model.
 
-        Raises OSError, also for a broken link in a repository: with a broken link Triton does not answer its index.
+        Raises OSError, and Damaged for a broken link in a repository: with it Triton does not answer its index.
         """
         folders: dict[str, Path] = {}
         for repository in self.repositories:
+            check_links(Path(repository))
             for path in sorted(Path(repository).iterdir()):
                 if S_ISDIR(path.stat().st_mode) and not path.name.startswith(".") and self.serves(path.name):
                     folders.setdefault(path.name, path)
@@ -211,8 +212,15 @@ def _is_ipv4(address: str) -> bool:
 
 
 def check_repository(folder: str) -> None:
+    """Raises LauncherError for a folder from which Triton loads nothing."""
     if not Path(folder).is_dir():
         raise LauncherError(f"{folder}: expected a model repository, found no such folder")
+    try:
+        check_links(Path(folder))
+    except Damaged as error:
+        raise LauncherError(str(error)) from error
+    except OSError as error:
+        raise LauncherError(f"{folder}: expected a model repository, found {error.strerror}") from error
 
 
 def check_name(folder: Path) -> None:

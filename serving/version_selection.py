@@ -58,6 +58,8 @@ class Versions:
         """The plans for a start. Raises ServerLost for an unreadable repository, such as a lost network folder."""
         try:
             return {name: self._plan_for_start(name) for name in self._arguments.model_dirs()}
+        except Damaged as error:
+            raise ServerLost("blocked", str(error)) from error
         except OSError as error:
             text = f"{error.filename}: expected a model repository, found {error.strerror}"
             raise ServerLost("blocked", text) from error

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 LOCK_FILE = ".lock"
 STAGING = ".publishing-"
+NAME = re.compile("[A-Za-z0-9][A-Za-z0-9_-]*")
 MOST_LETTERS = 200  # of a model's name; a file system takes 255
 WARMUP = "warmup"  # the folder in which Triton looks for the inputs of a warm-up
 OTHER_NAME = "publish it under another --name"
@@ -157,7 +158,7 @@ def _add(
 
 def check_name(name: str) -> None:
     """Raises PublishError for a name of a model that is no safe name of a folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+    if not NAME.fullmatch(name):
         raise PublishError(f"model name: expected letters, digits, _ and -, found {name!r}: --name gives another")
     if len(name) > MOST_LETTERS:
         raise PublishError(f"model name: expected at most {MOST_LETTERS} letters, found {len(name)}")
@@ -175,12 +176,17 @@ def serve(model_dir: Path, served: Sequence[int]) -> None:
 def is_published(model_dir: Path) -> bool:
     """Whether this project has written the model: a version has a manifest, or config.pbtxt the parameter model_config.
 
-    Ensembles, and models that others have put into the repository, have neither.
+    Ensembles, and models that others have put into the repository, have neither. Raises OSError for an unreadable
+    folder, unless its name is none that this project gives, such as lost+found.
     """
     try:
         return (
             has_manifest(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
         )
+    except PermissionError:
+        if NAME.fullmatch(model_dir.name):
+            raise
+        return False
     except OSError:
         return False
 

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from export.publishing.manifest import Plan, Profile
 from export.publishing.promote import Servers, promote, served
 from export.publishing.publish import publish, read_config, serve
 from export.publishing.sidecar import write_with_sidecars
+from export.repository import OPERATING
 from export.repository_models import for_published
 from serving.model_control_client import Control, OtherConfig, Refused, Unreachable
 from vitbn_packages import one_line_errors
@@ -167,6 +169,15 @@ def test_a_promotion_to_a_full_disk_promises_nothing(folder: Path, monkeypatch: 
     assert served(folder / "vitbn") == [2, 3]
 
 
+def test_prune_waits_for_a_promotion(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*unused: object, **options: object) -> None:
+        with (folder / OPERATING).open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    monkeypatch.setattr("export.publishing.promote.connect", connect)
+    ok(folder, "prune")
+
+
 def test_prune_keeps_what_a_served_link_leads_to(folder: Path) -> None:
     (folder / "vitbn" / "4").symlink_to("1")
     ok(folder, "prune", "--keep", "1")
@@ -178,7 +189,6 @@ def crowded(folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "notes").mkdir()
     (folder / "a_folder").mkdir()
     (folder / "b_link").symlink_to(tmp_path / "notes")
-    (folder / "c_link").symlink_to(tmp_path / "nowhere")
     (folder / "vitbn" / "1").rename(tmp_path / "one")
     (folder / "vitbn" / "1").symlink_to(tmp_path / "one")
     return folder

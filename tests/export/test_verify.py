@@ -1,6 +1,6 @@
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,6 +123,7 @@ def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None]
         ),
         (CONFIG, 'name: "vitbn"', 'name: "vit"', "config.pbtxt: expected the name vitbn, found vit"),
         (CONFIG, "max_batch_size", "max_batches", "expected the config of a published model"),
+        ("labels.txt", "0\n1", "0\v1", "/labels.txt: expected the classes 0, 1, 2, … found '0\\x0b1', 2"),
         (
             "labels.txt",
             "9",
@@ -140,7 +141,7 @@ def test_verify_finds_a_config_or_labels_that_are_wrong(
     path.write_text(text.replace(old, new))
     result = operate(folder, "verify")
     assert result.exit_code == 1
-    assert expected in result.output
+    assert all(part in result.output for part in expected.split(" … "))
     assert "--name" not in result.output
 
 
@@ -159,6 +160,30 @@ def test_verify_names_a_broken_link_with_which_triton_loads_no_version(folder: P
     result = operate(folder, "verify")
     assert (result.exit_code, result.output.count("  ok\n")) == (1, 0)
     assert f"{folder / 'vitbn' / '4'}: expected a file or a folder, found a broken link" in result.output
+
+
+def test_verify_names_a_broken_link_in_the_repository_with_which_triton_loads_no_model(folder: Path) -> None:
+    (folder / "cnn").symlink_to("nowhere")
+    result = operate(folder, "verify")
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
+    assert f"{folder / 'cnn'}: expected a file or a folder, found a broken link" in result.output
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_another_origin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "lost+found").mkdir()
+    iterdir, closed = Path.iterdir, (folder / "vitbn", folder / "lost+found")
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)  # root may read all folders
+    result = operate(folder, "verify")
+    assert (result.exit_code, result.output.count("of another origin")) == (1, 1)
+    assert f"{folder / 'vitbn'}: Permission denied" in result.output
 
 
 def test_nan_is_no_class(tmp_path: Path) -> None:

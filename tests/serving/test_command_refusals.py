@@ -17,6 +17,8 @@ PORTS = "expected HOST[:HTTP[:GRPC[:HEALTH]]], found"
 ROWS: list[Row] = [
     (serve, f"{REPOSITORY} --grpc-port=99999", 1, "--grpc-port: expected a port, found '99999'"),
     (serve, "--model-repository=/a=b", 1, "/a=b: expected a model repository, found no such folder"),
+    (serve, "--model-repository=broken", 1, "broken/link: expected a file or a folder, found a broken link"),
+    (serve, "--supervised --model-repository=broken", 1, "broken/link: expected a file or a folder, found a broken"),
     (serve, "", 1, "expected --model-repository FOLDER, such as triton_repo, found none"),
     (serve, "--log-verbose=1", 1, "expected --model-repository FOLDER, such as triton_repo, found none"),
     (serve, "--model-store /nowhere", 1, "/nowhere: expected a model repository, found no such folder"),
@@ -72,6 +74,8 @@ ROWS: list[Row] = [
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("refusals")
     (place / "folder").mkdir()
+    (place / "broken").mkdir()
+    (place / "broken" / "link").symlink_to("nowhere")
     (place / "text").write_text("neither-key-nor-certificate")
     return place
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from common.repository import Damaged
 from serving.parse_triton_arguments import EXIT_TIMEOUT_S, Arguments, LauncherError
 
 
@@ -18,7 +19,7 @@ def test_addresses_headers_and_models(tmp_path: Path) -> None:
     assert Arguments([*words, key]).grpc_headers == {"triton-grpc-protocol-admin": "9"}
     assert Arguments([*words, "--allow-grpc=false"]).grpc_url is None
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="gone"):
+    with pytest.raises(Damaged, match="gone: expected a file or a folder, found a broken link"):
         options.model_dirs()
     (tmp_path / "gone").unlink()
     sixth = Arguments([*words, "--http-address=ipv6:::1", "--grpc-address=[::]"])

@@ -5,17 +5,24 @@ In: a model's folder. Out: a `Verified` for each version. Changes nothing.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from common.repository import ONNX_FILE, check_links, served_versions, versions, wanted_versions
+from common.repository import CONFIG_FILE, ONNX_FILE, check_links, served_versions, versions, wanted_versions
 from export.errors import PublishError, as_published
-from export.publishing.artifact import read_version
+from export.publishing.artifact import open_version, read_version
+from export.publishing.config_parameters import config_parameters
 from export.publishing.publish import read_config
 from export.publishing.replay_sample import replay
 from export.publishing.same_contract import check_same_contract
+
+if TYPE_CHECKING:
+    from tritonclient.grpc import model_config_pb2 as pb
 
 
 @dataclass(frozen=True)
@@ -42,11 +49,33 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
         raise PublishError(f"{model_dir}: expected {named}, which config.pbtxt serves, found {present}")
     for number in present:
         yield verify_version(model_dir, number)
+    yield from _wrong_parameters(model_dir, message, max(served_versions(message, present)))
     numbers = {str(number) for number in present}
     for path in sorted(model_dir.iterdir()):
         if path.is_dir() and re.fullmatch("[0-9]+", path.name) and path.name not in numbers:
             expected = "a version number below 2^63 without leading zeros"
             yield Verified(path.name, f"{path}: expected {expected}, found {path.name}: servers ignore the folder")
+
+
+def _wrong_parameters(model_dir: Path, message: pb.ModelConfig, default: int) -> Iterator[Verified]:
+    """The parameters from which clients learn about the default version, such as its temperature, that are not its."""
+    with suppress(PublishError):  # a damaged version has a result of its own
+        for name, expected in config_parameters(open_version(model_dir / str(default)).manifest).items():
+            found = message.parameters[name].string_value if name in message.parameters else None
+            if not _is_same(found, expected):
+                remedy = f"vitbn repository promote {model_dir.name} {default} writes it again"
+                values = f"{name}: expected {expected!s:.40}, found {found!s:.40}: {remedy}"
+                yield Verified("-", f"{model_dir / CONFIG_FILE}: {values}")
+
+
+def _is_same(found: str | None, expected: str | None) -> bool:
+    """Whether a parameter is as expected. An older release may have written JSON with fewer fields."""
+    if found is None or expected is None or not expected.startswith("{"):
+        return found == expected
+    try:
+        return bool(json.loads(found).items() <= json.loads(expected).items())
+    except (ValueError, AttributeError, RecursionError):
+        return False
 
 
 def verify_version(model_dir: Path, number: int) -> Verified:

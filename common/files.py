@@ -133,20 +133,20 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises an exception in the block, as Ctrl-C does, so that the block cleans up.
+def ended_by_signal() -> Iterator[None]:
+    """SIGTERM, and SIGHUP of a closed terminal, raise an exception in the block, as Ctrl-C does, so that it cleans up.
 
-    Leaves another handler of SIGTERM as it is.
+    Leaves another handler as it is, such as nohup's.
     """
     main_thread = threading.current_thread() is threading.main_thread()
-    handles = main_thread and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if handles:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers if main_thread else ():
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
         yield
     finally:
-        if handles:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers if main_thread else ():
+            signal.signal(number, signal.SIG_DFL)
 
 
 def sha256(content: bytes | Path) -> str:

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
-from common.files import check_writable, ended_by_sigterm, naming
+from common.files import check_writable, ended_by_signal, naming
 from common.plurals import counted
 from models.catalog import NameChoice
 from models.checkpoints import metrics
@@ -216,7 +216,7 @@ def _run(
     part = hold_out(data, options.hold_out) if options.hold_out else data  # refuses before anything is printed
     images = len(part.train_labels) + options.drawn + options.outliers
     finished = _earlier(output).get("epochs", 0) if resume else 0
-    with ended_by_sigterm(), _progress(options.epochs * images, finished * images) as on_batch:
+    with ended_by_signal(), _progress(options.epochs * images, finished * images) as on_batch:
         epochs = loop.train(config, data, options, output, resume, on_batch)
         if track:
             from models.training import tracking

@@ -84,7 +84,10 @@ def bulk(
     if engine == "ray" and processes:
         raise click.UsageError("expected --processes with --engine processes, found ray, which takes every core")
     # SIGTERM, which ends jobs of a cluster, is Ctrl-C: else workers go on, and a container's first process ignores it.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # So is SIGHUP of a closed terminal, unless nohup ignores it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         if engine == "processes":
             fork_server.start()

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from common.files import ended_by_sigterm, naming, naming_if_unnamed, swept_folder
+from common.files import ended_by_signal, naming, naming_if_unnamed, swept_folder
 from common.repository import SAMPLE_FILE
 from common.sample import is_sample
 from export.errors import PublishError
@@ -61,12 +61,12 @@ def write_flushed(content: bytes | Path, path: Path) -> None:
 def staged(output: Path) -> Iterator[Path]:
     """Yields a path for the model in a staging folder, whose files all move to the folder of `output` on success.
 
-    A failure, Ctrl-C or SIGTERM removes the staging folder; after SIGKILL the next run for `output` does. Raises
+    A failure or a signal removes the staging folder; after SIGKILL the next run for `output` does. Raises
     FileExistsError if manifest, sample or weights would replace a file that no export has written.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     _check_replaced(output)
-    with ended_by_sigterm(), ExitStack() as stack:
+    with ended_by_signal(), ExitStack() as stack:
         with naming(output):
             folder = stack.enter_context(swept_folder(output.parent, f".{output.name}.vitbn-"))
         with naming_if_unnamed(output):

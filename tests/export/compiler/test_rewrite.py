@@ -155,16 +155,16 @@ with staged(Path(sys.argv[1])) as path:
 def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGKILL cannot be answered; the next run cleans up, but not what is in use."""
     command = [sys.executable, "-c", PROGRAM, str(out := tmp_path / "out[1].onnx")]
-    signals = {signal.SIGTERM: 0, signal.SIGINT: 0, signal.SIGKILL: 1}
+    signals = {signal.SIGTERM: 0, signal.SIGHUP: 0, signal.SIGINT: 0, signal.SIGKILL: 1}
     with ExitStack() as stack:
-        *ended, other = (stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(4))
+        *ended, other = (stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(5))
         for process in (*ended, other):
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
         for rest, (process, (number, left)) in enumerate(zip(reversed(ended), signals.items(), strict=True)):
             process.send_signal(number)
             assert process.wait() != 0
-            assert len([*tmp_path.iterdir()]) == 3 - rest + left
+            assert len([*tmp_path.iterdir()]) == 4 - rest + left
         with staged(out) as path:
             assert len([*tmp_path.iterdir()]) == 2
             path.write_bytes(b"new")

@@ -30,6 +30,7 @@ _GRPC_UNCONNECTED = ("failed to connect", "errors resolving", "DNS resolution fa
 # Of tritonclient. The reason of its JSON reader follows the second, and then the body.
 _MESSAGE_WITHOUT_STATUS = "client received an empty response from the server."
 _MESSAGE_NOT_JSON = "an exception occurred in the client while decoding the response"
+_BAD_CERTIFICATE = "its certificate does not verify:"
 _LONGEST_MESSAGE = 500  # characters
 # By default gRPC waits up to two minutes before it reconnects.
 _GRPC_OPTIONS = [
@@ -166,6 +167,8 @@ class Server:
         """Why gRPC reached no server, in short."""
         if "HTTP/2" in message or "http1" in message.lower():
             return self._wrong_port()
+        if certificate := re.search("CERTIFICATE_VERIFY_FAILED: (.*?)(?:: OK)?$", message):
+            return f"{_BAD_CERTIFICATE} {certificate[1]}"
         reasons = {"Connection refused": "Connection refused", "lookup": "Name or service not known"}
         return next((reason for part, reason in reasons.items() if part in message), message)
 
@@ -230,6 +233,8 @@ def _error_types(is_http: bool) -> tuple[ErrorTypes, ErrorTypes]:
 
 def _reason(error: Exception) -> str:
     """Why the connection broke: the system's words if the error has a system error."""
+    if isinstance(certificate := getattr(error, "certificate_error", None), ssl.SSLCertVerificationError):
+        return f"{_BAD_CERTIFICATE} {certificate.verify_message.rstrip('.')}"
     cause = getattr(error, "os_error", None)
     if not isinstance(cause, OSError) or isinstance(error, ssl.SSLError):
         return str(error)

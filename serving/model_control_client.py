@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException, RemoteDisconnected
+from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import Any, Self
 
 from serving import control_key
@@ -170,8 +171,16 @@ class Control:
 
 
 def _json(request: urllib.request.Request, timeout_s: float) -> Any:
+    """The answer's JSON. Raises TimeoutError also while bytes arrive: each starts the socket's own timeout anew."""
+    deadline_s, content = time.monotonic() + timeout_s, bytearray()
     with DIRECT.open(request, timeout=timeout_s) as answer:
-        return json.loads(answer.read() or b"null")
+        while part := answer.read1():
+            content += part
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("timed out")
+        if answer.length:
+            raise IncompleteRead(content, answer.length)
+    return json.loads(content or b"null")
 
 
 def _check_name(model: str) -> None:

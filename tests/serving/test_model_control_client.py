@@ -1,3 +1,6 @@
+import time
+from collections.abc import Iterator
+
 import pytest
 from raw_server import answering, reply
 
@@ -41,6 +44,17 @@ def test_no_redirect_is_followed() -> None:
 def test_a_load_whose_answer_is_cut_off_has_failed() -> None:
     with answering(lambda path: [CUT_OFF]) as url, pytest.raises(ControlFailed, match="no Triton server at"):
         Control(url, {}).load("linear", None, 5.0)
+
+
+def test_an_answer_that_arrives_too_slowly_is_given_up() -> None:
+    def answer(path: str) -> Iterator[bytes]:
+        yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n["
+        for _ in range(500):
+            time.sleep(0.01)
+            yield b" "
+
+    with answering(answer) as url, pytest.raises(ControlFailed, match=r"no Triton server at .* \(timed out\)"):
+        Control(url, {}).index(0.1)
 
 
 def test_a_connection_that_ends_without_an_answer_is_tried_once_more() -> None:

@@ -127,11 +127,12 @@ def one_line_errors() -> Iterator[None]:
 
     try:
         yield
-    except click.ClickException as error:
-        error.message = printable(error.message)
-        raise
     except BrokenPipeError:
         raise
+    except click.ClickException as error:
+        if type(error) is not click.ClickException:
+            raise
+        raise click.ClickException(printable(error.message)) from error
     except Exception as error:
         if not isinstance(error, OSError) and not is_ours(error):
             raise

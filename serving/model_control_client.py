@@ -179,7 +179,7 @@ def _json(request: urllib.request.Request, timeout_s: float) -> Any:
             if time.monotonic() > deadline_s:
                 raise TimeoutError("timed out")
         if answer.length:
-            raise IncompleteRead(content, answer.length)
+            raise IncompleteRead(bytes(content), answer.length)
     return json.loads(content or b"null")
 
 

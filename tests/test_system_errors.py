@@ -81,7 +81,10 @@ def test_errors_of_others_stay_as_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize("error", [DataError("a\n: no"), OSError(13, "no", "a\n"), click.UsageError("a\n: no")])
+@pytest.mark.parametrize(
+    "error",
+    [DataError("a\n: no"), OSError(13, "no", "a\n"), click.ClickException("a\n: no"), click.UsageError("a\\n: no")],
+)
 def test_known_errors_end_a_command_in_one_line(error: Exception) -> None:
     with pytest.raises(click.ClickException, match=r"^a\\n: no$"), one_line_errors():
         raise error

@@ -79,13 +79,10 @@ def _origin() -> str:
     return f" @ {origin['url']}" if origin else ""
 
 
-def printable(text: str) -> str:
-    """The text as a single line: unprintable characters are escaped as in Python's strings."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def in_words(error: BaseException) -> str:
     """The error's message as a single line; for an error of the operating system `FILE: reason`, without its number."""
+    from common.printable import printable  # not above: another `common` may hide ours
+
     if not isinstance(error, OSError) or not error.strerror:
         return printable(str(error))
     name = _output_name() if is_of_output(error) else error.filename
@@ -124,6 +121,8 @@ def one_line_errors() -> Iterator[None]:
     A closed pipe ends the command without a word: click sees to it.
     """
     import click
+
+    from common.printable import printable
 
     try:
         yield

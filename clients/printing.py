@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clients.prediction import Prediction
 from clients.served_models import ServedModel
-from vitbn_packages import printable
+from common.printable import printable
 
 Limit = float | Literal["auto"]
 

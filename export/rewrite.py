@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.printable import printable
 from export.compiler.passes import PASSES
-from vitbn_packages import in_words, printable
+from vitbn_packages import in_words
 
 if TYPE_CHECKING:
     from export.rewrite_file import Written

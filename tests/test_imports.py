@@ -9,14 +9,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
-    "vitbn_packages": 0,
     "common": 0,
-    "models": 1,
-    "serving": 1,
-    "clients": 1,
-    "export": 2,
-    "benchmarks": 3,
-    "vitbn": 4,
+    "vitbn_packages": 1,
+    "models": 2,
+    "serving": 2,
+    "clients": 2,
+    "export": 3,
+    "benchmarks": 4,
+    "vitbn": 5,
 }
 
 

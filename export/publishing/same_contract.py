@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.files import reason
+from common.printable import printable
 from common.repository import LABELS_FILE, ONNX_FILE, PLAN_FILE, read_labels
 from export.errors import PublishError
 from export.publishing.manifest import Manifest
@@ -67,7 +68,7 @@ def _check_same_classes(model_dir: Path, message: pb.ModelConfig, config: ModelC
 
 def _shown(labels: Sequence[str]) -> str:
     """The labels for an error message, without control characters."""
-    return ", ".join(label if label.isprintable() else ascii(label) for label in labels)
+    return printable(", ".join(labels))
 
 
 def check_kind(model_dir: Path, engine: str, manifest: Manifest) -> None:

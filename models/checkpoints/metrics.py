@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from common.printable import is_printable
+
 Metrics = dict[str, Any]
 
 SHARES = (
@@ -64,7 +66,7 @@ def _check(metrics: Metrics) -> None:
     _require(metrics, "temperature", expected, lambda value: _is_number(value) and 0 < value <= HIGHEST_TEMPERATURE)
     _require(metrics, "evidence_limit", "a finite number", lambda value: _is_number(value) and math.isfinite(value))
     for name in ("dataset", "data_dir"):
-        _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and value.isprintable())
+        _require(metrics, name, "a printable name", lambda value: isinstance(value, str) and is_printable(value))
     for name in ("options", "adapted"):
         _require(metrics, name, "an object", lambda value: isinstance(value, dict))
     _require(metrics, "pictures", "classes and contents by part", _is_record)

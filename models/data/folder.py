@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from common.picture_formats import UnreadablePicture
 from common.pictures import is_grey, photo_pixels, read_picture
 from common.plurals import counted
+from common.printable import is_printable
 from models.data.dataset import DataError, Dataset, Part
 from models.data.list_class_pictures import PictureFile, find_files, left_out, pictures, shown
 from models.data.split import Record, record_of, split, split_again
@@ -44,7 +45,7 @@ def load_folder(
     chooses. `record`: of an earlier training, whose pictures are read again, into the same parts. The images are grey
     if all pictures are, else RGB. Raises DataError, which names every picture that cannot be read.
     """
-    if not str(folder.absolute()).isprintable():  # the path names the dataset in checkpoints
+    if not is_printable(str(folder.absolute())):  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
     files = find_files(folder)
     files = split_again(files, record) if record else split(files, held_out)

@@ -16,6 +16,7 @@ from unicodedata import normalize
 from common.files import sha256
 from common.picture_formats import SUFFIXES, has_picture_suffix
 from common.plurals import counted
+from common.printable import JOINERS, is_printable
 from models.data.dataset import DataError
 
 TEST_NAMES, HELD_OUT_NAMES = ("test", "val", "valid", "validation"), ("val", "valid", "validation")
@@ -59,7 +60,7 @@ def find_files(folder: Path) -> PictureFiles:
         expected = "expected a sub-folder of pictures for each of two classes or more"
         raise DataError(f"{parts['train']}: {expected}, found {len(classes)}{_hint(parts['train'])}")
     for name in classes:
-        if not (name.isprintable() and name.strip()):
+        if not (is_printable(name) and name.strip()):
             raise DataError(f"{parts['train']}: expected sub-folders with printable names, found {name!r}; rename it")
     for part, folders in names.items():
         if folders != classes:
@@ -233,10 +234,11 @@ def _note_of_suffixes(paths: Iterable[Path]) -> list[str]:
 
 
 def _similar_names(classes: Collection[str]) -> str:
-    """Classes whose names differ in case, spaces or the encoding of an accent alone; empty if there are none."""
+    """Classes whose names differ in case, spaces, joiners or the encoding of an accent alone; empty without such."""
     spelled: dict[str, list[str]] = defaultdict(list)
     for name in sorted(classes):
-        spelled[normalize("NFKC", name).casefold().strip()].append(name)
+        letters = "".join(char for char in normalize("NFKC", name).casefold() if char not in JOINERS)
+        spelled[letters.strip()].append(name)
     return ", ".join(" and ".join(map(_spelling(names), names)) for names in spelled.values() if len(names) > 1)
 
 

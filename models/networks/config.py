@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from common.preprocessing_settings import INPUT_NAME as INPUT_NAME
 from common.preprocessing_settings import OUTPUT_NAME as OUTPUT_NAME
 from common.preprocessing_settings import Background, Preprocessing
+from common.printable import is_printable
 
 INPUT_SCALE = 1.0 / 255.0  # networks read pixels in [0, 1]
 
@@ -183,7 +184,7 @@ def check_labels(labels: object, classes: int) -> None:
     _require(len(names) == classes, "labels", f"{classes} names", len(names))
     for label in names:
         # Triton counts lines of the labels file, and terminals obey control characters.
-        plain = isinstance(label, str) and label.strip() != "" and label.isprintable()
+        plain = isinstance(label, str) and label.strip() != "" and is_printable(label)
         _require(plain, "labels", "printable names that are not empty", label)
     twice = next((label for label, count in Counter(names).items() if count > 1), None)
     _require(twice is None, "labels", "a different name for each class", twice)

@@ -79,6 +79,11 @@ def test_labels_are_printable_names(label):
     assert str(refused.value) == f"labels: expected printable names that are not empty, found {label!r}"
 
 
+@pytest.mark.parametrize("label", ["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "👩\u200d💻"])
+def test_labels_may_have_joiners(label):
+    assert ModelConfig(num_classes=2, labels=("a", label)).labels[1] == label
+
+
 JOINING = ModelConfig(class_attention=(3, 5))
 
 

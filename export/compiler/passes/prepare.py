@@ -5,7 +5,8 @@ In: any ONNX model. Out: the same outputs from a graph
 - with inferred shapes, where every free dimension has a name;
 - without functions, and without Constant, Identity, Dropout and other nodes that change nothing;
 - with initialisers for values, and branches for Ifs, that do not depend on the inputs;
-- in which several forms of one operator are written in one: a fill or repetition as Expand, CastLike as Cast.
+- in which several forms of one operator are written in one: a fill or repetition as Expand, CastLike as Cast,
+  an Einsum as MatMul.
 
 Raises NotSupported with the node's name: for an opset, operator or body that the passes do not read (see
 `_unsupported`), for random operators, and for Dropout and BatchNormalization in training.
@@ -34,6 +35,7 @@ from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_
 from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.inline_branches import inline_branches
+from export.compiler.passes.replace_einsums import replace_einsums
 from export.compiler.passes.replace_scatters import replace_scatters
 from export.compiler.passes.unflatten import unflatten
 
@@ -61,6 +63,8 @@ def prepare(model: ir.Model) -> None:
     _drop_identities(model.graph)
     name_free_dimensions(model.graph)
     fold_constants(model)
+    if replace_einsums(model.graph):
+        fold_constants(model)
     _check_norms(model.graph)
     replace_scatters(model.graph)
     drop_no_ops(model.graph)

@@ -85,39 +85,14 @@ def _of_elements(shapes: Shapes, node: ir.Node, whole: ir.Value, places: ir.Valu
     batch, count, features = shapes.dims(places)
     if not all(map(same, (batch, features), shapes.dims(whole)[::2])):
         return None
-    if same(count, 1) and (single := _repeated(shapes, places, batch)) is not None:
-        return Choice(node, whole, single, 1)
+    if same(count, 1):  # sentence-transformers: `r.unsqueeze(-1).repeat(1, features).unsqueeze(1)`
+        for index, axis in sources_along(shapes, places, 0):
+            if not axis and all(same(dim, 1) for dim in shapes.dims(index)[1:]):
+                return Choice(node, whole, index, 1)
     chosen = made_of(places, "Expand")
     if chosen is None or not same_shape(shapes.dims(chosen), (batch, count, 1)):
         return None
     return Choice(node, whole, chosen, count)
-
-
-def _repeated(shapes: Shapes, value: ir.Value, batch: Dim) -> ir.Value | None:
-    """A value (batch) or (batch, 1, ...) that `value` repeats along its other axes; None if there is none.
-
-    sentence-transformers repeat the index of the last token: `r.unsqueeze(-1).repeat(1, features).unsqueeze(1)`.
-    """
-    while same(shapes.dims(value)[0], batch):
-        if all(same(dim, 1) for dim in shapes.dims(value)[1:]):
-            return value
-        maker = value.producer()
-        source = maker.inputs[0] if maker is not None and not maker.domain else None
-        if maker is None or source is None or not shapes.rank(source) or not _repeats(shapes, maker, source, value):
-            return None
-        value = source
-    return None
-
-
-def _repeats(shapes: Shapes, maker: ir.Node, source: ir.Value, value: ir.Value) -> bool:
-    """Whether `maker` keeps the order of the axes of `source` and repeats only axes of size 1."""
-    before, after = shapes.dims(source), shapes.dims(value)
-    if maker.op_type in RESHAPES:
-        before, after = (tuple(dim for dim in dims if not same(dim, 1)) for dims in (before, after))
-        return same_shape(before, after)
-    if maker.op_type not in ("Expand", "Tile") or len(before) != len(after):
-        return False
-    return all(same(dim, 1) or same(dim, repeated) for dim, repeated in zip(before, after, strict=True))
 
 
 def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) -> Choice | None:
@@ -131,7 +106,7 @@ def _of_flat(shapes: Shapes, node: ir.Node, flat: ir.Value, places: ir.Value) ->
         return None
     for chosen, starts in (add.inputs, reversed(add.inputs)):
         if chosen is not None and _starts(shapes, starts, batch, rows):
-            if _within(chosen):
+            if any(made_by(index, "ArgMax") for index, _ in sources_along(shapes, chosen, 0)):  # never negative
                 return Choice(node, whole, chosen)
             sizes_known = shapes.is_known(batch) and shapes.is_known(rows)
             return Choice(node, whole, chosen, flat=places) if sizes_known else None
@@ -158,7 +133,7 @@ def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool
     """Whether the value is 0, 1, ..., size - 1 along the axis, repeated along its other axes."""
     if value is None or axis >= shapes.rank(value):
         return False
-    value, axis = source_along(shapes, value, axis)
+    *_, (value, axis) = sources_along(shapes, value, axis)
     if not same(shapes.dims(value)[axis], size):
         return False
     if (maker := made_by(value, "Range")) is not None:
@@ -166,29 +141,21 @@ def counts(shapes: Shapes, value: ir.Value | None, axis: int, size: Dim) -> bool
     return isinstance(size, int) and integers(value) == [*range(size)]
 
 
-def source_along(shapes: Shapes, value: ir.Value, axis: int) -> tuple[ir.Value, int]:
-    """The earliest value and axis with the same elements as `value` along `axis`, in the same order.
+def sources_along(shapes: Shapes, value: ir.Value, axis: int) -> Iterator[tuple[ir.Value, int]]:
+    """Values and axes with the same elements as `value` along `axis`, in the same order: `value`, then earlier values.
 
     Between them are only views and casts between int32 and int64; they may repeat the elements along other axes.
     """
+    yield value, axis
     while (maker := value.producer()) is not None and maker.inputs:
         source = maker.inputs[0]
         if source is None or None in (source.shape, value.shape):
-            break
-        if made_by(value, "Cast") is not None and {source.dtype, value.dtype} <= WHOLE_NUMBERS:
-            value = source
-            continue
-        view = view_of(shapes, maker)
-        sources = [k for k in range(shapes.rank(source)) if view.place(k) == axis] if view is not None else []
-        if not sources or not same(shapes.dims(source)[sources[0]], shapes.dims(value)[axis]):
-            break
-        value, axis = source, sources[0]
-    return value, axis
-
-
-def _within(value: ir.Value) -> bool:
-    """Whether the index cannot be negative, as that of an ArgMax: row -1 would be of the text before."""
-    source: ir.Value | None = value
-    while maker := made_by(source, *RESHAPES, "Cast"):
-        source = maker.inputs[0]
-    return made_by(source, "ArgMax") is not None
+            return
+        if made_by(value, "Cast") is None or not {source.dtype, value.dtype} <= WHOLE_NUMBERS:
+            view = view_of(shapes, maker)
+            sources = [k for k in range(shapes.rank(source)) if view.place(k) == axis] if view is not None else []
+            if not sources or not same(shapes.dims(source)[sources[0]], shapes.dims(value)[axis]):
+                return
+            axis = sources[0]
+        value = source
+        yield value, axis

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.compiler.analyses.runtime_gathered_rows import counts, source_along
+from export.compiler.analyses.runtime_gathered_rows import counts, sources_along
 from export.compiler.graph.attributes import attribute_int, attribute_string, given, permutation
 from export.compiler.graph.constants import Array, Constants, constant, integers
 from export.compiler.graph.def_use import made_by, made_of
@@ -97,7 +97,8 @@ def _features(shapes: Shapes, node: ir.Node) -> list[int] | None:
         return None
     if not all(counts(shapes, column, axis, dims[axis]) for axis, column in enumerate(columns[:-1])):
         return None
-    last_column = integers(source_along(shapes, columns[-1], len(others))[0])
+    *_, (indices, _) = sources_along(shapes, columns[-1], len(others))
+    last_column = integers(indices)
     if last_column is None or not isinstance(size, int):
         return None
     features = [index % size for index in last_column]

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from export.compiler.errors import NotSupported
 from export.compiler.graph.attributes import attribute_int, optional
 from export.compiler.graph.constants import Constants, constant, integers, is_constant
-from export.compiler.graph.def_use import is_read, made_by, made_of, remove_unused
+from export.compiler.graph.def_use import is_read, made_by, remove_unused
 from export.compiler.graph.inline_functions import inline_functions
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.symbolic_shapes import Shapes, same, same_shape
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
@@ -66,11 +66,10 @@ def prepare(model: ir.Model) -> None:
     if replace_einsums(model.graph):
         fold_constants(model)
     _check_norms(model.graph)
-    replace_scatters(model.graph)
-    drop_no_ops(model.graph)
     _drop_empty_parts(model.graph)
+    drop_no_ops(model.graph)
+    replace_scatters(model.graph)
     _expand_tiles(model.graph)
-    _join_reshapes(model.graph)
     remove_unused(model)
 
 
@@ -82,14 +81,14 @@ def settle(model: ir.Model, norms_gone: bool = False) -> None:
     drop_unread(model)
     while _fold_constants(model.graph) or (norms_gone and unflatten(model.graph)):
         drop_unread(model)
-    if _join_reshapes(model.graph):
-        remove_unused(model)
+    drop_no_ops(model.graph, RESHAPES)  # other operators are tidy's
+    remove_unused(model)
 
 
 def fold_constants(model: ir.Model) -> None:
     """Folds and infers shapes in turns, as a new constant may give a shape that was unknown."""
     infer(model)
-    while _drop_casts(model.graph) or _fold_constants(model.graph) or unflatten(model.graph):
+    while _expand_cast_likes(model.graph) or _fold_constants(model.graph) or unflatten(model.graph):
         remove_unused(model)
         infer(model)
 
@@ -199,21 +198,12 @@ def _expand_fills(graph: ir.Graph) -> None:
             _replace_node(graph, node, ir.node("Expand", [constants.add(fill.reshape(()), "fill"), node.inputs[0]]))
 
 
-def _drop_casts(graph: ir.Graph) -> bool:
-    """Drops Casts to the dtype that the input has, which older exporters write behind every softmax.
-
-    Writes CastLike as Cast: symbolic inference follows only that. Returns whether the graph changed.
-    """
+def _expand_cast_likes(graph: ir.Graph) -> bool:
+    """Writes CastLike as Cast: symbolic inference follows only that. Returns whether the graph changed."""
     changed = False
     for node in list(graph):
-        value, out = node.inputs[0] if node.inputs else None, node.outputs[0]
         dtype = node.inputs[1].dtype if node.op_type == "CastLike" and node.inputs[1] is not None else None
-        if made_by(out, "Cast") is not None and value is not None and value.dtype == out.dtype is not None:
-            if not out.is_graph_output():
-                ir.convenience.replace_all_uses_with(out, value)
-                graph.remove(node, safe=True)
-                changed = True
-        elif dtype is not None:
+        if dtype is not None:
             _replace_node(graph, node, ir.node("Cast", node.inputs[:1], {**node.attributes, "to": dtype}))
             changed = True
     return changed
@@ -232,9 +222,7 @@ def _drop_empty_parts(graph: ir.Graph) -> None:
         axis = attribute_int(node, "axis", 0) % len(output.shape)
         operands = [value for value in node.inputs if value is not None]
         parts = [value for value in operands if value.shape is None or not same(shapes.dims(value)[axis], 0)]
-        if len(parts) == 1:
-            ir.convenience.replace_all_uses_with(output, parts[0])
-        elif 1 < len(parts) < len(operands):
+        if 0 < len(parts) < len(operands):
             _replace_node(graph, node, ir.node("Concat", parts, {"axis": axis}))
 
 
@@ -253,26 +241,6 @@ def _expand_tiles(graph: ir.Graph) -> None:
 def _replace_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:
     """Puts `new` in the place of `old`; its output gets name, shape and type of the first output of `old`."""
     ir.convenience.replace_nodes_and_values(graph, old, [old], [new], old.outputs[:1], new.outputs)
-
-
-def _join_reshapes(graph: ir.Graph) -> bool:
-    """Drops reshapes that a later reshape undoes; whether there were such.
-
-    A norm that is folded leaves a pair (B, N, D) -> (B N, D) and back. Between them a row of every image is no box.
-    """
-    shapes, changed = Shapes(graph), False
-    for node in graph:
-        value = node.outputs[0]
-        source = made_of(value, *RESHAPES)
-        if value.shape is None or value.is_graph_output():
-            continue
-        while source is not None and source.shape is not None:
-            if same_shape(shapes.dims(source), shapes.dims(value)):
-                ir.convenience.replace_all_uses_with(value, source)
-                changed = True
-                break
-            source = made_of(source, *RESHAPES)
-    return changed
 
 
 def _fold_constants(graph: ir.Graph) -> bool:

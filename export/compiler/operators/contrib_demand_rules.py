@@ -27,17 +27,6 @@ from export.compiler.operators.demand_rules import (
 DOMAIN = "com.microsoft"
 
 
-def biased(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """An elementwise function of the input plus a bias along the last axis."""
-    last = shapes.rank(node.outputs[index]) - 1
-    return row_by_row(node, demand, () if optional(node, 1) is None else {last})
-
-
-def rows(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
-    """A product whose second factor is stored in blocks, so that only rows of the first factor can be cut."""
-    return row_by_row(node, demand, {shapes.rank(node.outputs[index]) - 1})
-
-
 def skip_norm(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     """The normalised sum of input and skip (output 0), and the sum (output 3)."""
     out = node.outputs[index]

@@ -129,13 +129,13 @@ STANDARD = _rows(
     ("RandomNormal RandomNormalLike RandomUniform RandomUniformLike", Operator(None, RANDOM)),
 )
 CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are refused
-    ("BiasGelu FastGelu Gelu QuickGelu", Operator(contrib_demand_rules.biased)),
+    ("BiasGelu FastGelu Gelu QuickGelu", Operator(broadcasting)),  # of the input and a bias
     ("LayerNormalization SimplifiedLayerNormalization", Operator(demand_rules.layer_norm)),
     ("SkipLayerNormalization SkipSimplifiedLayerNormalization", Operator(contrib_demand_rules.skip_norm)),
     ("FusedMatMul", Operator(contrib_demand_rules.fused_matmul, macs=mac_formulas.gemm)),
     ("FusedGemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),  # a Gemm with an activation
     ("FusedConv", Operator(None, macs=mac_formulas.filters(1))),
-    ("MatMulNBits", Operator(contrib_demand_rules.rows, macs=mac_formulas.blocks)),
+    ("MatMulNBits", Operator(demand_rules.along_axis, macs=mac_formulas.blocks)),  # blocks of columns stay together
     (
         "MatMulIntegerToFloat",
         Operator(contrib_demand_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1)),

@@ -37,8 +37,6 @@ LARGEST = 2_000_000_000  # bytes of weights; a protobuf file takes no more
 NORMALISING = ("Cast", "Gather", "Mul", "Add")
 SUM_TOLERANCE = 1e-3  # scores that are positive and sum to 1 within this are probabilities
 
-Say = Callable[[str], None]
-
 
 @dataclass(frozen=True)
 class MadeArtifact:
@@ -60,16 +58,15 @@ def make_picture_artifact(
     choose: Callable[[Interface], Processor],
     labels: Sequence[str] | None,
     temperature: float | None = None,
-    say: Say = lambda _: None,
 ) -> MadeArtifact:
     """Makes the artifact of the network in `file`.
 
     `choose`: returns the processor for the network's interface. `labels`: by default "class 0" and so on.
-    `temperature`: divides the logits. `say`: gets a line at every step. Raises ExportError or OSError.
+    `temperature`: divides the logits. Raises ExportError or OSError.
     """
     original = Original(file)
     try:
-        return _make(original, choose, labels, temperature, say)
+        return _make(original, choose, labels, temperature)
     except (PublishError, OSError):
         raise
     except ForeignError as error:  # its hint names options of `vitbn rewrite`
@@ -86,7 +83,6 @@ def _make(
     choose: Callable[[Interface], Processor],
     labels: Sequence[str] | None,
     temperature: float | None,
-    say: Say,
 ) -> MadeArtifact:
     file, plain = original.path, original.plain
     if "model_config" in original.model.metadata_props:
@@ -99,7 +95,7 @@ def _make(
     wrapped = with_uint8_input(plain, processor, labels is not None)
     with TemporaryDirectory() as folder:
         source = Source(original, network, processor, Path(folder))
-        model, rewritten, proved, not_rewritten = _rewritten(source, wrapped, original.dtype, say)
+        model, rewritten, proved, not_rewritten = _rewritten(source, wrapped, original.dtype)
         proto = onnx.load(source.served)  # includes weights in files next to it
     scores = np.asarray(proved.answers[OUTPUT_NAME])
     _check_scores(file, scores)
@@ -131,18 +127,15 @@ def _interface(file: Path, plain: ir.Model, named: bool) -> Interface:
         raise PublishError(f"{file}: {error}") from error
 
 
-def _rewritten(
-    source: Source, wrapped: ir.Model, dtype: str, say: Say
-) -> tuple[ir.Model, Rewritten | None, Proved, str]:
+def _rewritten(source: Source, wrapped: ir.Model, dtype: str) -> tuple[ir.Model, Rewritten | None, Proved, str]:
     """The proved model, rewritten if that can be done and proved; and why it was not. `dtype`: of the original."""
     try:
-        say("rewriting the graph")
         ready = prepared(wrapped)
         rewritten = optimise(ready, sizes=cost_sizes(ready.model.graph, {}))
-        proved = prove_bytes(source, clean(rewritten.model, wrapped, ()), dtype, True, say)
+        proved = prove_bytes(source, clean(rewritten.model, wrapped, ()), dtype, True)
         return rewritten.model, rewritten, proved, ""
     except ForeignError as error:
-        return wrapped, None, prove_bytes(source, wrapped, dtype, False, say), error.reason
+        return wrapped, None, prove_bytes(source, wrapped, dtype, False), error.reason
 
 
 def _check_fits(file: Path, processor: Processor, network: Interface) -> None:

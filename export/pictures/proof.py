@@ -6,7 +6,7 @@ ExportError. The reference normalises with numpy, and runs the original in its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -45,15 +45,14 @@ class Source:
     processor: Processor
     folder: Path
 
-    def rounds(self, double: bool, say: Callable[[str], None]) -> Iterator[Round]:
-        """The original's answers to each batch, with those in float64 if `double`. `say`: gets a line for each batch.
+    def rounds(self, double: bool) -> Iterator[Round]:
+        """The original's answers to each batch, with those in float64 if `double`.
 
         Raises PublishError if the network refuses a batch, or a picture's scores depend on the other pictures in it.
         """
         alone: Arrays = []
         for size in BATCHES:
             images = drawn_pictures((self.network.channels, *self.processor.size), size)
-            say(f"the original, {counted(size, 'picture')}")
             try:
                 answers = self._runner(self._feeds(images, np.float32))[str(self._scores.graph.outputs[0].name)]
             except NotSupported as error:
@@ -103,14 +102,14 @@ class Source:
         return Runner(path)
 
 
-def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool, say: Callable[[str], None]) -> Proved:
+def prove_bytes(source: Source, model: ir.Model, dtype: str, double: bool) -> Proved:
     """Writes `model`, the graph with uint8 input, to `source.served` and proves it.
 
     `dtype`: of the original. `double`: also compares in float64. Raises ProofFailed, NotSupported or PublishError.
     """
     save_model(model, source.served)
     errors = Errors(dtype, "the original in float64" if double else "the original")
-    return prove(source.rounds(double, say), model if double else None, Runner(source.served), errors, say)
+    return prove(source.rounds(double), model if double else None, Runner(source.served), errors)
 
 
 def ramps(shape: tuple[int, int, int]) -> Images:

@@ -73,8 +73,8 @@ def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
             return fill is not None and fill <= FLOOR
 
 
-def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
-    """The MatMul of weights and values, its left operand, and whether a guard may set rows of weights to zero.
+def pooled_of(weights: ir.Value) -> tuple[ir.Node, bool]:
+    """The MatMul of weights and values, and whether a guard may set rows of weights to zero.
 
     Raises Refused if the weights have another reader.
     """
@@ -85,7 +85,7 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, ir.Value, bool]:
         if value.is_graph_output():
             raise Refused(value.name or "", "Softmax", "its weights are an output of the graph")
         if kinds == ["MatMul"] and len(uses) == 1 and uses[0].idx == 0:
-            return uses[0].node, value, guarded
+            return uses[0].node, guarded
         if kinds == ["IsNaN", "Where"] and len(uses) == 2:
             where = next(use for use in uses if use.node.op_type == "Where")
             zero = where.node.inputs[1]

@@ -50,13 +50,13 @@ def partly(node: ir.Node, produced: Box, inputs: Mapping[int, Box]) -> Demand:
     return Demand(produced, {**everything(node).inputs, **inputs})
 
 
-def row_by_row(node: ir.Node, demand: Box, mixed: Container[int], place: int = 0) -> Demand:
+def row_by_row(node: ir.Node, demand: Box, mixed: Container[int]) -> Demand:
     """The rule of an operator that mixes elements only along the axes `mixed`, which it needs entirely.
 
-    The other axes are also those of the input at the position `place`; other inputs are read entirely.
+    The other axes are also those of the first input; other inputs are read entirely.
     """
     rows = box({axis: indices for axis, indices in demand if axis not in mixed})
-    return partly(node, rows, {place: rows})
+    return partly(node, rows, {0: rows})
 
 
 def canonical(shapes: Shapes, value: ir.Value, demand: Box) -> Box:

@@ -33,15 +33,15 @@ def _out(shapes: Shapes, node: ir.Node) -> int:
     return math.prod(_sizes(shapes, node.outputs[0]))
 
 
-def matrices(left: int, right: int) -> Macs:
-    """The formula of a product of the inputs at the positions `left` and `right`."""
+def matrices(right: int) -> Macs:
+    """The formula of a product of the first input and the input at the position `right`."""
 
     def count(shapes: Shapes, node: ir.Node) -> int:
         """Elements of the output times the length of the axis over which the product sums.
 
         The second factor is often a weight, whose axis has a known length where that of the first factor is free.
         """
-        first, second = node.inputs[left], node.inputs[right]
+        first, second = node.inputs[0], node.inputs[right]
         dims: list[Dim] = [shapes.dims(first)[-1]] if first is not None else []
         dims += [shapes.dims(second)[-2:][0]] if second is not None else []
         return _out(shapes, node) * shapes.nominal(next((dim for dim in dims if isinstance(dim, int)), dims[0]))

@@ -110,7 +110,7 @@ STANDARD = _rows(
     ("LpNormalization", Operator(demand_rules.along_axis, BOUNDED)),
     ("TopK", Operator(demand_rules.along_axis)),
     ("BatchNormalization", Operator(demand_rules.batch_norm)),
-    ("MatMul", Operator(demand_rules.matmul, ZERO_IF_ANY, mac_formulas.matrices(0, 1))),
+    ("MatMul", Operator(demand_rules.matmul, ZERO_IF_ANY, mac_formulas.matrices(1))),
     ("Gemm", Operator(demand_rules.gemm, macs=mac_formulas.gemm)),
     ("Einsum", Operator(demand_rules.einsum, macs=mac_formulas.einsum)),
     ("Attention", Operator(demand_rules.attention, macs=mac_formulas.attention)),
@@ -122,8 +122,8 @@ STANDARD = _rows(
     ("DFT DeformConv STFT", Operator(None, macs=no_formula)),
     # A quantised 0 is stored as the zero point.
     ("DequantizeLinear QuantizeLinear", Operator(contrib_demand_rules.scaled, ZERO)),
-    ("MatMulInteger", Operator(contrib_demand_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(0, 1))),
-    ("QLinearMatMul", Operator(contrib_demand_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(0, 3))),
+    ("MatMulInteger", Operator(contrib_demand_rules.integer_matmul((0, 1), (2,)), macs=mac_formulas.matrices(1))),
+    ("QLinearMatMul", Operator(contrib_demand_rules.integer_matmul((0, 3), (1, 2)), macs=mac_formulas.matrices(3))),
     ("QLinearConv", Operator(None, macs=mac_formulas.filters(3))),
     ("Bernoulli Multinomial", Operator(None, RANDOM)),
     ("RandomNormal RandomNormalLike RandomUniform RandomUniformLike", Operator(None, RANDOM)),
@@ -138,9 +138,9 @@ CONTRIB = _rows(  # ONNX Runtime's operators that a graph may have; others are r
     ("MatMulNBits", Operator(demand_rules.along_axis, macs=mac_formulas.blocks)),  # blocks of columns stay together
     (
         "MatMulIntegerToFloat",
-        Operator(contrib_demand_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(0, 1)),
+        Operator(contrib_demand_rules.integer_matmul((0, 1), (2, 4)), macs=mac_formulas.matrices(1)),
     ),
-    ("DynamicQuantizeMatMul", Operator(None, macs=mac_formulas.matrices(0, 1))),  # a scale from all rows
+    ("DynamicQuantizeMatMul", Operator(None, macs=mac_formulas.matrices(1))),  # a scale from all rows
     ("MultiHeadAttention", Operator(contrib_demand_rules.multi_head, macs=mac_formulas.multi_head)),
     (
         "GroupQueryAttention",

@@ -80,7 +80,7 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
         raise Refused.at(softmax, "expected scores (batch, heads, queries, tokens)")
     queries, tokens = dims[-2:]
     scores, uniform = scores_of(shapes, softmax)
-    pooled, _, guarded = pooled_of(softmax.outputs[0])
+    pooled, guarded = pooled_of(softmax.outputs[0])
     values = given(scores, 0), given(scores, 1), given(pooled, 1), pooled.outputs[0]
     heads = traced(shapes, values[1], None, 3).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int) or not isinstance(queries, int):

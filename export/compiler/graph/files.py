@@ -187,17 +187,6 @@ def check_overwrites(output: Path, inputs: Sequence[Path]) -> None:
         raise BadRequest(f"{output}: expected other files than those that are read, found {overwritten[0]}")
 
 
-def dtype_of(model: ir.Model) -> str:
-    """The dtype that selects the proof's tolerance: "float16" if any weight is float16, else "float32".
-
-    Raises NotSupported for bfloat16.
-    """
-    dtypes = {value.const_value.dtype for value in model.graph.initializers.values() if value.const_value is not None}
-    if ir.DataType.BFLOAT16 in dtypes:
-        raise NotSupported("weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU")
-    return "float16" if ir.DataType.FLOAT16 in dtypes else "float32"
-
-
 def weights_by_place(path: Path) -> dict[str, Path]:
     """The path of each file of weights, by the location, relative to the model's folder, that the model gives it.
 

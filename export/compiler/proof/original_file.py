@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from export.compiler.errors import BadRequest
+from export.compiler.errors import BadRequest, NotSupported
 from export.compiler.graph.embedded_weights import LARGE
-from export.compiler.graph.files import dtype_of, read_model, weight_files
+from export.compiler.graph.files import read_model, weight_files
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.proof.runner import Runner
 
@@ -36,8 +36,13 @@ class Original:
 
     @property
     def dtype(self) -> str:
-        """The narrowest float dtype of the weights, float16 or float32. Raises NotSupported for bfloat16."""
-        return dtype_of(self.model)
+        """Selects the proof's tolerance: "float16" if any weight is float16. Raises NotSupported for bfloat16."""
+        tensors = [value.const_value for value in self.model.graph.initializers.values()]
+        dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+        if ir.DataType.BFLOAT16 in dtypes:
+            found = "found bfloat16, which ONNX Runtime runs on no CPU"
+            raise NotSupported(f"weights: expected float32 or float16, {found}")
+        return "float16" if ir.DataType.FLOAT16 in dtypes else "float32"
 
     def check_runs(self) -> None:
         """Raises NotSupported if ONNX Runtime refuses the file."""

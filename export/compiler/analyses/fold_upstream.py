@@ -33,7 +33,7 @@ from export.compiler.graph.constants import Array, is_constant
 from export.compiler.graph.def_use import other_readers, readers
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.table import SELECTING, view_of
-from export.compiler.operators.view import Places
+from export.compiler.operators.view import Places, View
 
 
 def fold_upstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array, allowed: set[ir.Node]) -> list[Change]:
@@ -103,11 +103,8 @@ def _into_selected(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array,
 
     The layer's other channels are scaled by 1 and shifted by 0.
     """
-    source, index = given(node, 0), value.index() or 0
-    view = view_of(shapes, node, index)
-    if view is None:
-        raise Refused.of(value, "expected known places of one axis")
-    axis, channels = _selected(shapes, node, index)
+    source = given(node, 0)
+    view, axis, channels = _selected(shapes, node, value.index() or 0)
     others = [reader for reader in readers(source) if reader is not node]
     for other in others:
         if other.op_type not in SELECTING or _read_channels(shapes, other, axis) & {*channels}:
@@ -115,18 +112,18 @@ def _into_selected(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array,
     return fold_upstream(shapes, source, view.backward(scale, rest=1.0), view.backward(shift), {node, *others})
 
 
-def _selected(shapes: Shapes, node: ir.Node, index: int) -> tuple[int, Places]:
-    """The axis of its input from which a Split, Slice or Gather selects output `index`, and the indices there."""
+def _selected(shapes: Shapes, node: ir.Node, index: int) -> tuple[View, int, Places]:
+    """Of a Split, Slice or Gather: the view of output `index`, the axis that it selects from, and the places there."""
     view = view_of(shapes, node, index)
     selections = [(axis, pick.places(None)) for axis, pick in view.picks.items()] if view is not None else []
-    if len(selections) == 1 and selections[0][1] is not None:
-        return selections[0][0], selections[0][1]
+    if view is not None and len(selections) == 1 and selections[0][1] is not None:
+        return view, selections[0][0], selections[0][1]
     raise Refused.of(node.outputs[index], "expected known places of one axis")
 
 
 def _read_channels(shapes: Shapes, node: ir.Node, axis: int) -> set[int]:
     """The indices along `axis` that a Split, Slice or Gather reads for those of its outputs that are read."""
     selections = [_selected(shapes, node, index) for index, output in enumerate(node.outputs) if output.uses()]
-    if any(selected_axis != axis for selected_axis, _ in selections):
+    if any(selected_axis != axis for _, selected_axis, _ in selections):
         raise Refused.at(node, "picks of another axis")
-    return {channel for _, channels in selections for channel in channels}
+    return {channel for _, _, channels in selections for channel in channels}

@@ -52,7 +52,7 @@ class PatchAttention:
     pooled: ir.Node
     output: ir.Node
     weights: Array
-    shared: tuple[ir.Value, ...]  # values made of X that are the same for every image
+    shared: Mapping[ir.Value, Array]  # values made of X that are the same for every image
     queries: int
     heads: int
 
@@ -104,11 +104,11 @@ def _attention(shapes: Shapes, softmax: ir.Node) -> PatchAttention:
     rows = shapes.static(weights, 1)  # queries * heads
     if queries is None or width is None or rows is None or rows * embedding.weight.shape[1] != queries * width:
         raise Refused(name, joined.op_type, "expected heads that are joined")
-    others = [node for node in readers(tokens) if node not in (scores, pooled)]
-    shared = tuple(node.outputs[0] for node in others)
-    for value, node in zip(shared, others, strict=True):
-        if batch_invariant(shapes, value) is None:
+    shared: dict[ir.Value, Array] = {}
+    for node in (node for node in readers(tokens) if node not in (scores, pooled)):
+        if (array := batch_invariant(shapes, node.outputs[0])) is None:
             raise Refused(tokens.name or "", node.op_type, "reads the tokens, too")
+        shared[node.outputs[0]] = array
     if tokens.is_graph_output() or opset(softmax) < OLDEST_OPSET:
         raise Refused(tokens.name or "", "graph output", "its tokens are read by the graph's user")
     heads = rows // queries
@@ -144,14 +144,11 @@ class _Builder:
     def __init__(self, graph: ir.Graph, attention: PatchAttention) -> None:
         self.graph, self.attention, self.constants = graph, attention, Constants(graph)
         self.nodes = Nodes(self.constants, attention.output.outputs[0].name or "", graph.append)
-        self.shapes = Shapes(graph)
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
-        for value in self.attention.shared:
-            array = batch_invariant(self.shapes, value)
-            if array is not None:
-                ir.convenience.replace_all_uses_with(value, self._constant(array, "shared"))
+        for value, array in self.attention.shared.items():
+            ir.convenience.replace_all_uses_with(value, self._constant(array, "shared"))
         scores, output = self.attention.scores.outputs[0], self.attention.output.outputs[0]
         ir.convenience.replace_all_uses_with(scores, self._scores())
         self.constants.replace(output, self._output(), "absorbed")

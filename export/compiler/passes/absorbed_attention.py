@@ -6,8 +6,6 @@ Shapes in comments: B batch, H heads, Q queries, N tokens, D features of a token
 There are two forms. The plain form needs that nothing stands between scores and weights but the Softmax: its rows keep
 the order (query, head), in which the products need no Transpose. The general form replaces the scores and the pooled
 values each in their own place, so that a mask or a bias between them stays.
-
-Refuses, by name, an attention that lacks a MatMul that the plan relies on.
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from export.compiler.analyses.absorption_plan import AbsorptionPlan, head_weights
-from export.compiler.errors import Refused
+from export.compiler.analyses.absorption_plan import AbsorptionPlan, Output, head_weights
+from export.compiler.analyses.projections import Channels
+from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of
 from export.compiler.graph.node_builder import BOOL, Nodes
@@ -35,16 +34,14 @@ class Absorber:
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
-        pooled = self.parts.pooled.producer() if self.plan.output is None else self.plan.output[0]
-        weights = next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers).inputs[0]
-        if pooled is None or weights is None:
-            raise Refused(self.parts.pooled.name or "", "MatMul", "expected the product that pools the values")
-        if self._is_plain(scores, weights):
-            new = self._plain()
+        weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
+        old = self.parts.pooled if self.plan.output is None else self.plan.output[0].outputs[0]
+        if self.plan.query is not None and self._is_plain(scores, weights):
+            new = self._plain(self.plan.query)
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
             new = self._pooled(weights)
-        self.constants.replace(pooled.outputs[0], new, "absorbed")
+        self.constants.replace(old, new, "absorbed")
 
     def _is_plain(self, scores: ir.Node, weights: ir.Value) -> bool:
         """Whether the plain form applies.
@@ -52,11 +49,10 @@ class Absorber:
         The projections of queries and keys must merge, only the Softmax stand between the products, and no node
         depend on the order of the rows: the output projection merges, too, or there is one query.
         """
-        if self.plan.query is None or made_of(weights, "Softmax") is not scores.outputs[0]:
-            return False
-        return self.plan.output is not None or self.parts.queries == 1
+        is_between = made_of(weights, "Softmax") is scores.outputs[0]
+        return is_between and (self.plan.output is not None or self.parts.queries == 1)
 
-    def _plain(self) -> ir.Value:
+    def _plain(self, query: Channels) -> ir.Value:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
         plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
@@ -64,11 +60,11 @@ class Absorber:
             scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            rows = self.nodes.reshape(self._query_keys(), [0, self.rows, plan.features])  # (B, Q H, D)
+            rows = self.nodes.reshape(self._query_keys(query), [0, self.rows, plan.features])  # (B, Q H, D)
             scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self.tokens, [0, 2, 1])])
         pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
-            return self._projected(self.nodes.reshape(pooled, [0, queries, width]))
+            return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
         return self._values_of_one_query(pooled)
 
     def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
@@ -126,17 +122,15 @@ class Absorber:
             keys = self._keys()
             rows = self._by_head(self._with_head_axis(self.parts.query, keys.shape[1]), keys, "keys")
         else:
-            rows = self._query_keys()
+            rows = self._query_keys(plan.query)
             if queries > 1:
                 rows = self.nodes.reshape(rows, [-1, queries, heads, plan.features])
                 rows = self.nodes.transpose(rows, [0, 2, 1, 3])
         return self.nodes.reshape(rows, [-1, 1, self.rows, plan.features])
 
-    def _query_keys(self) -> ir.Value:
+    def _query_keys(self, query: Channels) -> ir.Value:
         """q Wk' of all heads, by the merged weight Wq Wk', (B, Q, H D)."""
-        query, heads = self.plan.query, self.parts.heads
-        if query is None:
-            raise Refused(self.parts.query.name or "", "MatMul", "expected queries that merge with the keys")
+        heads = self.parts.heads
         weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
@@ -155,7 +149,7 @@ class Absorber:
             if queries > 1:
                 pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
                 pooled = self.nodes.transpose(pooled, [0, 2, 1, 3])
-            return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * plan.features]))
+            return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * plan.features]), plan.output)
         pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
         pooled = self._by_head(pooled, head_weights(plan.values, heads), "values")
         bias = plan.values.shift.reshape(heads, 1, -1)
@@ -183,16 +177,13 @@ class Absorber:
         product = self.nodes.reshape(self.nodes.add("MatMul", [flat, factor]), [heads, -1, self.parts.queries, columns])
         return self.nodes.transpose(product, [1, 0, 2, 3])
 
-    def _projected(self, pooled: ir.Value) -> ir.Value:
+    def _projected(self, pooled: ir.Value, output: Output) -> ir.Value:
         """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns)."""
-        plan, heads = self.plan, self.parts.heads
-        if plan.output is None:
-            raise Refused(self.parts.pooled.name or "", "MatMul", "expected the projection that merges with the values")
-        product, output = plan.output
-        weight = head_weights(plan.values, heads) @ output.reshape(heads, -1, output.shape[1])  # (H, D, columns)
-        merged = self._constant(weight.reshape(-1, output.shape[1]), "values_output")
+        heads, values, (product, columns) = self.parts.heads, self.plan.values, output
+        weight = head_weights(values, heads) @ columns.reshape(heads, -1, columns.shape[1])  # (H, D, columns)
+        merged = self._constant(weight.reshape(-1, columns.shape[1]), "values_output")
         sum_of_heads = self.nodes.add("MatMul", [pooled, merged])
-        bias: Array = plan.values.shift.ravel() @ output
+        bias: Array = values.shift.ravel() @ columns
         if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
             return sum_of_heads
         return self.nodes.add("Add", [sum_of_heads, self._value_bias(bias, "values_output_bias")])

@@ -134,13 +134,8 @@ def _copied_sizes(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
     ONNX Runtime may write one of the computed sizes as -1, which fails where the batch is empty.
     """
-    source = given(node, 0)
-    if node.op_type != "Reshape" or integers(node.inputs[1]) is not None:
-        return None
-    sizes = _reshape_sizes(tidying.shapes.dims(source), tidying.shapes.dims(node.outputs[0]))
-    if -1 in sizes:
-        return None
-    return tidying.node(node, "Reshape", [source, tidying.constants.add_integers(sizes, "shape")])
+    is_computed = node.op_type == "Reshape" and integers(node.inputs[1]) is None
+    return tidying.reshaped(node, given(node, 0)) if is_computed else None
 
 
 def _transpose_of_ones(tidying: Tidying, node: ir.Node) -> ir.Value | None:

@@ -82,33 +82,23 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     check_tokens(keys, values)
     check_alone([keys, values], parts.readers)
     features, wide_keys, wide_values = keys.weight.shape[0], keys.columns.size, values.columns.size
+    query, output, shared_queries = _query(shapes, parts, keys, values), _output(shapes, parts, values), None
+    inputs = query.weight.shape[0] if query is not None else 0
+    columns = output[1].shape[1] if output is not None else 0
+    if query is not None and (rows := batch_invariant(shapes, query.tokens)) is not None:
+        shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
     before = (features + queries) * length * (wide_keys + wide_values)
+    before += queries * (inputs * wide_keys + wide_values * columns)
+    query_apart, output_apart = queries * wide_keys * (inputs + features), queries * wide_values * (columns + features)
+    query_merged = 0 if shared_queries is not None else queries * inputs * heads * features
+    output_merged = queries * heads * features * columns
+    if query_merged >= query_apart:
+        query = None
+    if output_merged >= output_apart:
+        output = None
     after = 2 * queries * heads * features * length
-
-    query, shared_queries = _query(shapes, parts, keys, values), None
-    separate = queries * wide_keys * features
-    if query is not None:
-        projection = queries * query.weight.shape[0] * wide_keys
-        rows = batch_invariant(shapes, query.tokens)
-        if rows is not None:
-            shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-        merged = 0 if shared_queries is not None else queries * query.weight.shape[0] * heads * features
-        before += projection
-        query, cost = (query, merged) if merged < projection + separate else (None, projection + separate)
-        after += cost
-    else:
-        after += separate
-
-    output = _output(shapes, parts, values)
-    separate = queries * wide_values * features
-    if output is not None:
-        columns = output[1].shape[1]
-        projection, merged = queries * wide_values * columns, queries * heads * features * columns
-        before += projection
-        output, cost = (output, merged) if merged < projection + separate else (None, projection + separate)
-        after += cost
-    else:
-        after += separate
+    after += query_apart if query is None else query_merged
+    after += output_apart if output is None else output_merged
     return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after)
 
 

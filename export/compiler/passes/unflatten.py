@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from export.compiler.analyses.axis_maps import input_axes
 from export.compiler.graph.attributes import (
     attribute_float,
     attribute_int,
@@ -35,7 +36,6 @@ DEFAULT_AXIS = {  # operators along one axis
     **dict.fromkeys(("LayerNormalization", "LogSoftmax", "OneHot", "Softmax", "TopK"), -1),
     **dict.fromkeys(("ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "ScatterElements", "Split"), 0),
 }
-ALL_INPUTS = {"Concat", "GatherElements", "ScatterElements"}  # every input has the rows
 AXES_INPUT = {**dict.fromkeys((*REDUCING, "Squeeze", "Unsqueeze"), 1), "Slice": 3}  # the input that names several axes
 AXES_ARE_INPUTS = 13  # opset; before, a Softmax mixes several axes
 
@@ -65,8 +65,7 @@ class _Unflattening:
         if flat is None or any(out.is_graph_output() for out in outputs):
             return
         rows = self.shapes.dims(flat)[0]
-        rank = self.shapes.rank(outputs[0])
-        if all(self._has_rows(out, rows) for out in outputs) and self._is_row_by_row(node, rank):
+        if all(self._has_rows(out, rows) for out in outputs) and self._is_row_by_row(node, outputs):
             self._move(node, outputs, self._token_axes(flat))
 
     def _has_rows(self, out: ir.Value, rows: Dim) -> bool:
@@ -110,44 +109,31 @@ class _Unflattening:
         shape = ir.Shape([*token_axes, *features])
         return self._before(node).add("Reshape", [source, self.constants.add_integers(sizes, "tokens")], shape)
 
-    def _is_row_by_row(self, node: ir.Node, rank: int) -> bool:
-        """Whether a row of the outputs, of this rank, depends on the same row of the inputs alone."""
-        first, second = optional(node, 0), optional(node, 1)
+    def _is_row_by_row(self, node: ir.Node, outputs: Sequence[ir.Value]) -> bool:
+        """Whether a row of the outputs depends on the same row of all flat inputs, and no other, as on tokens."""
+        first, flat = optional(node, 0), {k: value for k, value in enumerate(node.inputs) if value in self.tokens}
+        token_axes = [self._token_axes(value) for value in flat.values() if value is not None]
         match node.op_type:
-            case "Gemm":
-                bias = optional(node, 2)
-                return second not in self.tokens and _is_product(node, bias) and self._share_rows([first, bias], rank)
-            case "MatMul" if rank == 2:
-                return second is not None and second not in self.tokens and self.shapes.rank(second) == 2
-            case "Gather" if second in self.tokens:
-                return first not in self.tokens and not attribute_int(node, "axis", 0)
-            case "GatherND":
-                only_indices = first not in self.tokens and second is not None and self.shapes.rank(second) > 1
-                return only_indices and not attribute_int(node, "batch_dims", 0)
-            case "QuantizeLinear" | "DequantizeLinear":
-                return all(value is None or self.shapes.rank(value) == 0 for value in node.inputs[1:])
             case "BatchNormalization":  # it folds on flat rows, too; but a sum with its input needs both as tokens
-                return rank == 2 and first is not None and len(first.uses()) > 1
-            case "Expand" | "Tile":
-                is_known = node.op_type == "Expand" or is_constant(second)
-                return is_known and self._share_rows([first if first in self.tokens else _shape_source(node)], rank)
-            case "Transpose":
-                return permutation(node, rank)[0] == 0
-        if node.op_type in DEFAULT_AXIS or node.op_type in AXES_INPUT:
-            return self._keeps_rows(node, rank)
-        return node.op_type in PER_ELEMENT | {"MatMul"} and self._share_rows(node.inputs, rank)
-
-    def _keeps_rows(self, node: ir.Node, rank: int) -> bool:
-        """Whether an operator along some axes leaves the axis of rows."""
-        first, *others = node.inputs
-        if node.op_type in ALL_INPUTS:
-            has_rows = all(value in self.tokens for value in node.inputs) and self._share_rows(node.inputs, rank)
-        else:
-            parameters = [value for value in others if value is not None]
-            are_constant = all(is_constant(value) and self.shapes.rank(value) < 2 for value in parameters)
-            has_rows = first in self.tokens and are_constant
-        is_old = node.op_type != "LayerNormalization" and opset(node) < AXES_ARE_INPUTS
-        return has_rows and not is_old and min(self._axes(node), default=0) > 0
+                fits = self.shapes.rank(outputs[0]) == 2 and first is not None and len(first.uses()) > 1
+            case "Gemm":
+                fits = _is_product(node, optional(node, 2))
+            case "GatherND":
+                fits = not attribute_int(node, "batch_dims", 0)
+            case "OneHot":  # without a rule
+                return [*flat] == [0] and min(self._axes(node)) > 0
+            case "QuantizeLinear" | "DequantizeLinear":
+                fits = all(value is None or self.shapes.rank(value) == 0 for value in node.inputs[1:])
+            case "Tile":
+                fits = is_constant(optional(node, 1))
+            case operator if first in self.tokens and (operator in DEFAULT_AXIS or operator in AXES_INPUT):
+                is_old = operator != "LayerNormalization" and opset(node) < AXES_ARE_INPUTS
+                fits = not is_old and min(self._axes(node), default=0) > 0
+            case operator:
+                fits = operator in PER_ELEMENT | {"Expand", "Gather", "MatMul", "Transpose"}
+        same_tokens = all(same_shape(axes, token_axes[0]) for axes in token_axes)
+        rows = dict.fromkeys(flat, 0)
+        return fits and same_tokens and all(input_axes(self.shapes, node, out, 0) == rows for out in outputs)
 
     def _axes(self, node: ir.Node) -> list[int]:
         """The axes along which a node works, none below 0: with these ONNX Runtime does not sum an empty value."""
@@ -157,20 +143,6 @@ class _Unflattening:
             axes = attribute_ints(node, "axes") or integers(optional(node, AXES_INPUT[node.op_type])) or []
         value = node.outputs[0] if node.op_type in ("OneHot", "Unsqueeze") else node.inputs[0]
         return [axis % self.shapes.rank(value) for axis in axes] if value is not None else []
-
-    def _share_rows(self, values: Sequence[ir.Value | None], rank: int) -> bool:
-        """Whether every value has the rows of the same tokens, or is the same for all rows."""
-        operands = [value for value in values if value is not None]
-        flat = [value for value in operands if value in self.tokens]
-        others = [value for value in operands if value not in self.tokens]
-        same_tokens = all(same_shape(self._token_axes(value), self._token_axes(flat[0])) for value in flat)
-        same_rank = all(self.shapes.rank(value) == rank for value in flat)
-        return bool(flat) and same_tokens and same_rank and all(self._is_row(value, rank) for value in others)
-
-    def _is_row(self, value: ir.Value, rank: int) -> bool:
-        if value.shape is None:
-            return False
-        return value.shape.rank() < rank or same(self.shapes.dims(value)[0], 1)
 
     def _move(self, node: ir.Node, outputs: Sequence[ir.Value], token_axes: Sequence[Dim]) -> None:
         """Adds the operator on tokens, and behind it the Reshape, whose output takes the place of the flat output."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import onnx_ir as ir
 
 from export.compiler.graph.attributes import attribute_int, reads_shape_alone
 from export.compiler.graph.symbolic_shapes import Dim, Shapes
-from export.compiler.operators.boxes import WHOLE, Box, ascending, merge
+from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending, hull
 from export.compiler.operators.demand_rules import canonical
 from export.compiler.operators.table import demand_of
 
@@ -60,10 +61,21 @@ def _computable(shapes: Shapes, node: ir.Node, index: int, boxes: list[Box]) -> 
 
 
 def merged(shapes: Shapes, value: ir.Value, boxes: list[Box]) -> list[Box]:
-    """Fewer boxes that cover the same elements: boxes merge where their hull costs no more."""
+    """Fewer boxes that cover the same elements: two become their hull if it is no larger than the two together."""
     if WHOLE in boxes or value.shape is None:
         return [WHOLE]
-    return merge(boxes, lambda part: share(shapes, value, part), lambda part: canonical(shapes, value, part))
+    fewer = [*dict.fromkeys(canonical(shapes, value, ascending(part)) for part in boxes)]
+    again = True
+    while again and WHOLE not in fewer:
+        again = False
+        for left, right in combinations(fewer, 2):
+            joined = canonical(shapes, value, hull(left, right))
+            if share(shapes, value, joined) <= share(shapes, value, left) + share(shapes, value, right) + 1e-9:
+                fewer = [*dict.fromkeys([*(other for other in fewer if other not in (left, right)), joined])]
+                again = True
+                break
+    covered = sum(share(shapes, value, part) for part in fewer)
+    return [WHOLE] if WHOLE in fewer or len(fewer) > MOST_BOXES or covered >= 1 - 1e-9 else fewer
 
 
 def share(shapes: Shapes, value: ir.Value, part: Box) -> float:

@@ -24,15 +24,13 @@ class Sizes:
         """The sizes as a vector. Raises NotSupported for a size that does not follow from an axis of an input."""
         return self._nodes.vector([size if isinstance(size, int) else self._size(size) for size in sizes])
 
-    def resized(self, value: ir.Value, source: ir.Value, counts: Mapping[int, Dim]) -> ir.Value:
-        """`value`, which a Reshape or an Expand makes, with `counts` rows of some axes, made of those of its `source`.
+    def resized(self, node: ir.Node, source: ir.Value, counts: Mapping[int, Dim]) -> ir.Value:
+        """What the Reshape or Expand `node` makes of these rows of its `source`: `counts` rows of some axes.
 
         Raises NotSupported as `vector`.
         """
-        node = value.producer()
-        plan = shape_plan(self._shapes, node, value, counts) if node is not None else None
-        operator = "Expand" if node is not None and node.op_type == "Expand" else "Reshape"
-        return self._nodes.add(operator, [source, self.vector(plan or [])])
+        operator = "Expand" if node.op_type == "Expand" else "Reshape"
+        return self._nodes.add(operator, [source, self.vector(shape_plan(self._shapes, node, counts) or [])])
 
     def _size(self, size: Dim) -> ir.Value:
         """A free size as a vector of length 1."""
@@ -51,14 +49,14 @@ class Sizes:
         raise NotSupported(f"shapes: expected the size of an input's axis, or some of them, found {size}")
 
 
-def shape_plan(shapes: Shapes, node: ir.Node, value: ir.Value, chosen: Mapping[int, Dim]) -> list[Dim] | None:
-    """The target shape of a Reshape or an Expand that computes only `chosen` numbers of rows of some axes of `value`.
+def shape_plan(shapes: Shapes, node: ir.Node, chosen: Mapping[int, Dim]) -> list[Dim] | None:
+    """The target shape of a Reshape or an Expand that computes only `chosen` numbers of rows of some axes.
 
     A Reshape gets -1 for a single free size. Of several, the sizes that no input of the graph has get 0 along the first
     axes if the source has the same axes there, and one other gets -1; ONNX Runtime fails on a -1 beside a size of 0. An
     Expand gets 1 for axes that it does not repeat. None if no target shape can be written.
     """
-    dims = shapes.dims(value)
+    dims = shapes.dims(node.outputs[0])
     if node.op_type == "Expand":
         return _expand_plan(shapes, node, dims, chosen)
     sizes = [chosen.get(axis, dim) for axis, dim in enumerate(dims)]

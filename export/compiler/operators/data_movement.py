@@ -167,7 +167,7 @@ def _moved(shapes: Shapes, node: ir.Node, index: int, demand: Box, build: Build)
     if not needs_shape:
         return partly(node, box(made), {0: read})
     sizes = {axis: len(rows) for axis, rows in made.items()}
-    if not made or shape_plan(shapes, node, node.outputs[index], sizes) is None:
+    if not made or shape_plan(shapes, node, sizes) is None:
         return everything(node)
     return Demand(box(made), {0: read})
 

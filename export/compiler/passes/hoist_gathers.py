@@ -148,7 +148,7 @@ class _Hoisting:
             batches = {k: 0 for k, source in enumerate(node.inputs) if source is not None and self._has_batch(source)}
         if rows is None or batches is None or not (rows or node.op_type == "Expand"):
             return None
-        if node.op_type in RESIZING and shape_plan(self.shapes, node, value, {row: self.count}) is None:
+        if node.op_type in RESIZING and shape_plan(self.shapes, node, {row: self.count}) is None:
             return None
         read = {position: Operand() for position, operand in enumerate(node.inputs) if operand is not None}
         for position, axis in rows.items():
@@ -186,7 +186,7 @@ class _Hoisting:
         source = node.inputs[0]
         if source is not None and node.op_type in RESIZING:
             rows = self._read_operand(value, source, read[0])
-            return self.sizes.resized(value, rows, {axes[0]: self.count})
+            return self.sizes.resized(node, rows, {axes[0]: self.count})
         if node not in self.copies:
             parts = [
                 None if operand is None else self._read_operand(value, operand, read[k])

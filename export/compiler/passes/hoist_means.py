@@ -96,7 +96,7 @@ def _read(shapes: Shapes, node: ir.Node, axes: Axes) -> dict[int, Axes] | None:
     """Position of an input -> its axes averaged for the mean of the output; None if the node is not linear there."""
     if node.domain or node.op_type not in SUMS | PRODUCTS | LAYERS or node.outputs[0].shape is None:
         return None
-    if node.op_type == "Reshape" and shape_plan(shapes, node, node.outputs[0], dict.fromkeys(axes, 1)) is None:
+    if node.op_type == "Reshape" and shape_plan(shapes, node, dict.fromkeys(axes, 1)) is None:
         return None
     read: dict[int, Axes] = {}
     for axis in axes:
@@ -132,7 +132,7 @@ def _build(shapes: Shapes, mean: ir.Node, axes: Axes, hoisted: list[Hoisted]) ->
             inputs[position] = means[value, along]
         value = each.node.outputs[0]
         if each.node.op_type == "Reshape" and inputs[0] is not None:
-            means[value, each.axes] = sizes.resized(value, inputs[0], dict.fromkeys(each.axes, 1))
+            means[value, each.axes] = sizes.resized(each.node, inputs[0], dict.fromkeys(each.axes, 1))
         else:
             means[value, each.axes] = nodes.copy(each.node, inputs, "mean").outputs[0]
     new = means[given(mean, 0), axes]

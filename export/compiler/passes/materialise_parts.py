@@ -189,7 +189,7 @@ class Materialiser:
             return None  # keeps its axes at any size; in a Reshape a size of 0 would copy another axis
         if node.op_type in RESIZING and wanted != WHOLE:
             counts = {axis: len(rows) for axis, rows in wanted}
-            return self.sizes.resized(value, self._part(source, read[0]), counts)
+            return self.sizes.resized(node, self._part(source, read[0]), counts)
         if node.op_type == "Concat":
             operands = [(operand, read[k]) for k, operand in enumerate(node.inputs) if k in read]
             parts = [self._part(operand, box_read) for operand, box_read in operands if operand is not None]

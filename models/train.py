@@ -63,7 +63,7 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.option(
     "--image-size",
     type=(click.IntRange(1), click.IntRange(1)),
-    help="Height and width of a folder's images.  [default: 28 28]",
+    help="Height and width of a folder's images.  [default: 28 28, or long as most pictures]",
 )
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
 @click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token.")

@@ -73,9 +73,9 @@ def _load_folder(
         if record:
             raise DataError(f"{folder}: expected the training's pictures, found {found}; --data-dir names their folder")
         raise DataError(f"{folder}: expected one of {', '.join(DATASETS)}, or a folder of pictures, found {found}")
-    from models.data.folder import SIDE, load_folder
+    from models.data.folder import load_folder
 
-    return replace(load_folder(folder, image_size or (SIDE, SIDE), held_out, record), name=name)
+    return replace(load_folder(folder, image_size, held_out, record), name=name)
 
 
 def load_again(

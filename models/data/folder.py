@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,26 +25,29 @@ from common.printable import is_printable
 from models.data.dataset import DataError, Dataset, Part
 from models.data.list_class_pictures import PictureFile, find_files, left_out, pictures, shown
 from models.data.split import Record, record_of, split, split_again
-from models.networks.config import ModelConfig
+from models.networks.config import CNN_MIN_SIDE, ModelConfig
 
 SIDE = 28  # pixels
+LONGEST = 64  # pixels of the longer side; the CNN's work grows with it
+FORM_SHOWN = 50  # pictures whose form is that of all
 PATCHES = 7  # the usual number of patches per side
 FEWEST_PATCHES, MOST_PATCHES = 3, 20  # per side; more take over 30 times the work of 7
 
 FRAMES = "Read of several frames or pages, the first"
 WHITE = "All white, as transparent pixels become white; give them a background"
-CUT = "Read of the middle, less than half of the picture; --image-size {} reads more"
+CUT = "Read of the middle, less than half of the picture; an --image-size of its form reads more"
 
 Read = TypeVar("Read")
 Noted = defaultdict[str, list[Path]]  # a fact for the user -> the pictures
 
 
 def load_folder(
-    folder: Path, size: tuple[int, int] = (SIDE, SIDE), held_out: int | None = None, record: Record | None = None
+    folder: Path, size: tuple[int, int] | None = None, held_out: int | None = None, record: Record | None = None
 ) -> Dataset:
-    """`size`: height and width in pixels. `held_out`: number of training pictures kept apart; None: as `split`
-    chooses. `record`: of an earlier training, whose pictures are read again, into the same parts. The images are grey
-    if all pictures are, else RGB. Raises DataError, which names every picture that cannot be read.
+    """`size`: height and width in pixels; None: of the pictures' form. `held_out`: number of training pictures kept
+    apart; None: as `split` chooses. `record`: of an earlier training, whose pictures are read again, into the same
+    parts. The images are grey if all pictures are, else RGB. Raises DataError, which names every picture that cannot be
+    read.
     """
     if not is_printable(str(folder.absolute())):  # the path names the dataset in checkpoints
         raise DataError(f"{folder}: expected a path of printable characters, found {str(folder)!r}")
@@ -51,6 +55,7 @@ def load_folder(
     files = split_again(files, record) if record else split(files, held_out)
     parts, kept = (files.train, files.held_out, files.test), record_of(files)
     paths, noted = [file.path for part in parts for file in part], Noted(list)
+    size = size or _size_of_form(paths)
     try:
         _check_memory(len(paths) * math.prod(size))
         read = _read_all(folder, paths, lambda path: _read_pixels(path, size, noted))
@@ -79,6 +84,16 @@ def load_folder(
         ),
         test_files=tuple(str(file.path.relative_to(folder)) for file in files.test),
     )
+
+
+def _size_of_form(paths: Sequence[Path]) -> tuple[int, int]:
+    """Height and width in pixels: square, but long where the longer side of most pictures is over twice the shorter."""
+    sizes, _ = _attempt(paths[:: -(-len(paths) // FORM_SHOWN)], lambda path: read_picture(path).size)
+    form = statistics.median([width / height for width, height in sizes] or [1.0])
+    if 0.5 <= form <= 2:
+        return SIDE, SIDE
+    long = min(LONGEST, 8 * round(CNN_MIN_SIDE * max(form, 1 / form) / 8))  # patches divide it
+    return (CNN_MIN_SIDE, long) if form > 1 else (long, CNN_MIN_SIDE)
 
 
 def _check_memory(needed: int) -> None:
@@ -141,6 +156,16 @@ def _suits(side: int) -> bool:
 
 def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read]) -> list[Read]:
     """The results of `read` for all paths. Raises DataError, which names all paths that fail."""
+    results, faults = _attempt(paths, read)
+    if len(faults) > 1:
+        raise DataError(f"{folder}: expected pictures, found {len(faults)} files that are none: {'; '.join(faults)}")
+    if faults:
+        raise DataError(faults[0])
+    return results
+
+
+def _attempt(paths: Sequence[Path], read: Callable[[Path], Read]) -> tuple[list[Read], list[str]]:
+    """The results of `read`, and the faults of unreadable pictures."""
     results, faults = [], []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # serious faults are errors
@@ -149,11 +174,7 @@ def _read_all(folder: Path, paths: Sequence[Path], read: Callable[[Path], Read])
                 results.append(read(path))
             except UnreadablePicture as error:
                 faults.append(str(error))
-    if len(faults) > 1:
-        raise DataError(f"{folder}: expected pictures, found {len(faults)} files that are none: {'; '.join(faults)}")
-    if faults:
-        raise DataError(faults[0])
-    return results
+    return results, faults
 
 
 def load_unlabelled(
@@ -186,8 +207,7 @@ def _read_pixels(path: Path, size: tuple[int, int], noted: Noted) -> NDArray[np.
     picture = read_picture(path, lambda _: noted[FRAMES].append(path))
     stretch = picture.width * size[0] / (picture.height * size[1])
     if not 0.5 <= stretch <= 2:
-        longest = "20 64" if stretch > 1 else "64 20"  # of those that the CNN reads by default
-        noted[CUT.format(longest if size == (SIDE, SIDE) else "of their form")].append(path)
+        noted[CUT].append(path)
     pixels = photo_pixels(picture, (1 if is_grey(picture) else 3, *size))
     if picture.has_transparency_data and pixels.min() == 255:
         noted[WHITE].append(path)

@@ -25,13 +25,16 @@ PACKAGES = ("common", "models", "export", "serving", "clients", "benchmarks")
 
 # Extra of pyproject.toml -> packages that it installs.
 EXTRAS = {
-    "base": ("jsonschema", "safetensors", "scipy", "sklearn", "tabulate", "torch"),
+    "base": ("einops", "jsonschema", "safetensors", "scipy", "sklearn", "tabulate", "torch", "tqdm"),
     "rewrite": ("onnx", "onnx_ir", "onnx_shape_inference", "onnxruntime"),
-    "client": ("PIL", "tritonclient"),
-    "serve": ("prometheus_client",),
+    "client": ("PIL", "aiohttp", "tritonclient"),
+    "serve": ("prometheus_client", "psutil"),
+    "deploy": ("jinja2",),
     "train": ("kornia", "matplotlib"),
     "web": ("flask", "waitress"),
-    "foreign": ("timm", "transformers"),
+    "bulk": ("fsspec", "pyarrow"),
+    "ray": ("ray",),
+    "foreign": ("onnxruntime_genai", "timm", "transformers"),
 }
 
 
@@ -50,7 +53,7 @@ def foreign_package(error: BaseException) -> str | None:
 
 def missing_package(error: BaseException) -> str | None:
     """The line for a missing package of an extra, with the command that installs the extra; else None."""
-    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     for extra in (extra for extra, packages in EXTRAS.items() if name in packages):
         return f"Error: expected {name}, found none; install it: {install(extra)}"
     return None

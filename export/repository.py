@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def publish(
     repository: Path,
     **server: Any,
 ) -> None:
-    """Publish an ONNX file, or a file from `to_onnx.py --output`, `to_tensorrt.py --output` or `rewrite.py`.
+    """Publish an ONNX file, or a file of `vitbn rewrite`, `vitbn export --output` or `vitbn tensorrt --output`.
 
     With --pictures any classifier of pictures, which `vitbn infer photo.jpg --model NAME` then asks: it gets bytes
     instead of floats, and its processor's numbers fold into its first layer.
@@ -103,6 +104,7 @@ def publish(
     from export.publishing.build_config_pbtxt import Serving
     from export.publishing.promote import activate, served
 
+    import_module("tritonclient")  # config.pbtxt needs it: a missing package is named before minutes of proofs
     if inputs and (pictures or file.with_suffix(".json").exists()):
         raise click.UsageError("--inputs: expected a file without a manifest, and no --pictures")
     if name is not None:

@@ -314,7 +314,9 @@ def supervise(words: Sequence[str], metrics_port: int | None = METRICS_PORT, hea
     try:
         events = Events(metrics_port)
     except OSError as error:
-        raise ValueError(f"port {metrics_port} for the supervisor's metrics: {error.strerror}") from error
+        raise ValueError(
+            f"port {metrics_port} for the supervisor's metrics: {error.strerror}; give another --supervisor-port"
+        ) from error
     supervisor = Supervisor(arguments, events, key, ports, health_port)
     supervisor.listen()
     try:

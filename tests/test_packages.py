@@ -64,6 +64,10 @@ def test_a_package_that_hides_nothing_is_no_error(tmp_path):
         (["infer", "digit.png"], "PIL", "client"),
         (["calibrate", __file__], "torch", "base"),
         (["bench", "foreign", "--preset", "packed"], "transformers", "foreign"),
+        (["bulk", __file__, "--output", "answers", "--model", __file__], "fsspec", "bulk"),
+        (["proxy", "10.0.0.1", "--output", "envoy"], "jinja2", "deploy"),
+        (["serve", "--supervised", "--model-repository", "."], "psutil", "serve"),
+        (["repository", "publish", __file__, "--pictures"], "tritonclient", "client"),  # before it reads the file
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(tmp_path, command, package, extra):

@@ -93,6 +93,8 @@ def bulk(
             fork_server.start()
         job, target = _prepare_job(inputs, output, model, image_column, id_column, part_rows)
         code = _run(job, target, engine, share, processes or len(os.sched_getaffinity(0)))
+    except ModuleNotFoundError:
+        raise  # vitbn_packages names its extra
     except (ClientError, OSError, ImportError, ValueError) as error:
         raise click.ClickException(in_words(error)) from error
     except KeyboardInterrupt:
@@ -131,12 +133,15 @@ def _run(job: Job, output: Output, engine: str, share: tuple[int, int], processe
         part_count += 1
         row_count += part.rows or 0
         is_known &= part.rows is not None
+    if not part_count:
+        click.echo(f"{output.path}: all parts of this command are there", err=True)
+        return 0
     progress = Progress(part_count, row_count if is_known else None)
     parts: Iterator[Part] = parts_to_do(output, job, share)
     if engine == "ray":
         outcomes = by_ray.run(job, parts)
     else:
-        outcomes = by_processes.run(job, parts, min(processes, part_count or 1), progress.on_retry)
+        outcomes = by_processes.run(job, parts, min(processes, part_count), progress.on_retry)
     for outcome in outcomes:
         progress.add(outcome)
     progress.end()

@@ -150,6 +150,8 @@ def serve_fleet(
         try:
             fleet = Fleet(members, Proxy(settings, folder, folder / "envoy.log"), metrics_port)
         except OSError as error:
-            raise ValueError(f"port {metrics_port} of the fleet: {error.strerror}") from error
+            raise ValueError(
+                f"port {metrics_port} for the fleet's metrics: {error.strerror}; give another --supervisor-port"
+            ) from error
         fleet.listen()
         return fleet.run()

@@ -1,6 +1,7 @@
 """What the commands of serving/ and the probe refuse."""
 
 import importlib.util
+import socket
 from pathlib import Path
 
 import click
@@ -78,6 +79,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "broken" / "link").symlink_to("nowhere")
     (place / "text").write_text("neither-key-nor-certificate")
     return place
+
+
+@pytest.mark.parametrize("kind", ["--supervised", "--servers 2"])
+def test_a_taken_port_of_the_metrics_comes_with_its_option(place: Path, kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = f"{kind} --model-repository folder --supervisor-port {port}"
+        check_refused(place, serve, words, 1, "Address already in use; give another --supervisor-port")
 
 
 @pytest.mark.parametrize(("command", "words", "code", "said"), ROWS)

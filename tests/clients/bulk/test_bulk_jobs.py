@@ -11,7 +11,7 @@ from bulk_inputs import expected, png, run, write_parquet, write_tar
 from fsspec.implementations.memory import MemoryFileSystem
 from idx_files import idx_bytes
 
-from clients.bulk.app import _prepare_job
+from clients.bulk.app import _prepare_job, _run
 from clients.bulk.job_manifest import JobMismatch, Output, parts_to_do
 from clients.bulk.progress import Progress
 from clients.bulk.scoring import Outcome, classify_part
@@ -86,6 +86,13 @@ def test_what_is_done_is_skipped_and_a_folder_belongs_to_one_job(tmp_path, forms
         run([forms["idx"]], tmp_path / "out", network_of_ink)
     with pytest.raises(JobMismatch, match="expected its job's inputs"):
         run([forms["tar"]], tmp_path / "out", network)
+
+
+def test_a_finished_job_says_so(tmp_path, forms, network, capsys):
+    run([forms["idx"]], tmp_path / "out", network)
+    job, output = _prepare_job((str(forms["idx"]),), str(tmp_path / "out"), network, "image", "id", None)
+    assert _run(job, output, "processes", (0, 1), 1) == 0
+    assert capsys.readouterr().err == f"{tmp_path / 'out'}: all parts of this command are there\n"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,8 @@ ELSEWHERE = {
     "make test": ".ci/run::make test",
     "pip install -c constraints.txt -e '.[rewrite]'": "tests/export/compiler/test_without_torch.py::"
     "test_a_bert_is_rewritten_and_proved_without_torch",
-    "pip install -c constraints.txt -e '.[rewrite,serve,client]'": "tests/test_pages.py::test_every_command_line_parses",
+    "pip install -c constraints.txt -e '.[rewrite,serve,client]'": "tests/test_pages.py::"
+    "test_every_command_line_parses",
     "pip install -c constraints.txt -e '.[bulk]'": "tests/test_pages.py::test_every_command_line_parses",
     "vitbn rewrite IN.onnx -o OUT.onnx --time": "tests/export/compiler/test_rewrite.py::"
     "test_a_file_is_written_with_its_manifest_and_a_sample",

@@ -56,7 +56,8 @@ class Fleet(Loop):
             for member in self._members:
                 member.start()
             self.wait(lambda: self._proxy.healthy() > 0, START_S, "a server that answers right")
-            log(f"the proxy answers at {self._proxy.settings.host}, ports {self._proxy.settings.ports}")
+            settings = self._proxy.settings
+            log(f"the proxy answers at {settings.host}, ports {' and '.join(map(str, settings.ports))}")
             while True:
                 self.tick()
                 if self.restart.is_set():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -192,8 +193,23 @@ def _best_way(
     click.echo(f"Trying on a part of the pictures which training suits them: {', '.join(tried)}")
     click.echo("A way is left once it can no longer be the best")
     configurations = {way: configured(values) for way, values in tried.items()}
-    with _progress(recipe_trial.images_seen(data, list(configurations.values())), 0) as on_batch:
+    images = recipe_trial.images_seen(data, list(configurations.values()))
+    with _progress(images, 0) as show_bar:
+        on_batch = show_bar if sys.stderr.isatty() else _said_in_quarters(images)
         return recipe_trial.best_way(data, configurations, on_batch)
+
+
+def _said_in_quarters(images: int) -> Callable[[int, float], None]:
+    """Prints a line at each quarter of the trial, where no terminal shows a bar."""
+    seen = 0
+
+    def on_batch(count: int, loss: float) -> None:
+        nonlocal seen
+        quarters, seen = 4 * seen // images, seen + count
+        if 4 * seen // images > quarters:
+            click.echo(f"The trial: {100 * seen / images:.0f} % of at most {images} images seen", err=True)
+
+    return on_batch
 
 
 def _say_choices(data: Dataset, chosen: Mapping[str, Any], reason: str) -> None:

@@ -64,6 +64,7 @@ def test_of_few_pictures_each_quarter_judges_alike_each_time(bars, tmp_path):
         told = ok(train, *typed, "--output", tmp_path / "bars.safetensors").output
         found.append([line for line in told.splitlines() if "Trying on" in line or "kept apart" in line])
     assert " of 48 pictures kept apart for a trial " in told
+    assert 1 <= told.count("The trial: ") <= 4, "no terminal shows a bar"
     assert len(found[0]) == 2
     assert found[0] == found[1]
 

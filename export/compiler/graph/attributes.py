@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from export.compiler.errors import Refused
@@ -92,3 +94,15 @@ def factor_axes(node: ir.Node, position: int, rank: int) -> list[int]:
     if attribute_int(node, f"trans{factor}", 0):
         axes[-2:] = axes[:-3:-1]
     return axes
+
+
+def einsum_letters(node: ir.Node, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of the axes of each operand of an Einsum, and of the output's. `ranks`: of the operands.
+
+    The characters 0, 1, ... stand for the axes of an ellipsis, which has as many axes in every operand.
+    """
+    left, _, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
+    hidden = [rank - len(term) + 3 for term, rank in zip(left.split(","), ranks, strict=False) if "." in term]
+    ellipsis = "".join(map(chr, range(max(hidden, default=0))))
+    *terms, right = (term.replace("...", ellipsis) for term in (*left.split(","), right))
+    return terms, right

@@ -18,6 +18,7 @@ from export.compiler.graph.attributes import (
     attribute_ints,
     attribute_string,
     axes_of,
+    einsum_letters,
     given,
     has_window,
     is_padded,
@@ -199,11 +200,11 @@ def _reduced(shapes: Shapes, node: ir.Node, demand: Box, axes: Sequence[int]) ->
 
 def einsum_terms(shapes: Shapes, node: ir.Node) -> tuple[list[str], str] | None:
     """The letters of each operand's axes and of the output's. None if an axis is repeated, implied or broadcast."""
-    left, arrow, right = attribute_string(node, "equation", "").replace(" ", "").partition("->")
-    terms = left.split(",")
-    if not arrow or "." in left or any(len(set(term)) < len(term) for term in (*terms, right)):
-        return None
     operands = [shapes.dims(value) for value in node.inputs if value is not None]
+    terms, right = einsum_letters(node, [len(dims) for dims in operands])
+    implied = "->" not in attribute_string(node, "equation", "")
+    if implied or any(len(set(term)) < len(term) for term in (*terms, right)):
+        return None
     sized = {
         (letter, same(dim, 1))
         for term, dims in zip(terms, operands, strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from export.compiler.graph.attributes import attribute_int, attribute_string, factor_axes
+from export.compiler.graph.attributes import attribute_int, einsum_letters, factor_axes
 from export.compiler.graph.symbolic_shapes import Dim, Shapes
 
 Macs = Callable[[Shapes, ir.Node], int]
@@ -103,6 +103,6 @@ def grouped(shapes: Shapes, node: ir.Node) -> int:
 
 
 def einsum(shapes: Shapes, node: ir.Node) -> int:
-    terms = attribute_string(node, "equation", "").replace(" ", "").partition("->")[0].split(",")
-    named = zip(terms, _inputs(shapes, node), strict=False)
+    inputs = _inputs(shapes, node)
+    named = zip(einsum_letters(node, [len(sizes) for sizes in inputs])[0], inputs, strict=False)
     return math.prod({letter: size for term, dims in named for letter, size in zip(term, dims, strict=False)}.values())

@@ -62,6 +62,11 @@ def test_a_recurrent_layer_multiplies_input_and_state_in_each_step(operator: str
     assert work(nodes, w=w, r=r, axes=np.array([1])) == Work(expected)
 
 
+@pytest.mark.parametrize("equation", ["sbd,sbd->sbd", "...d,...d->...d"])
+def test_an_einsum_multiplies_once_for_each_combination_of_its_axes(equation: str) -> None:
+    assert work(f'y = Einsum<equation = "{equation}">(x, x)') == Work(STEPS * BATCH * WIDE)
+
+
 def test_a_product_of_unknown_size_is_named_and_its_weight_counts() -> None:
     nodes = """places = NonZero(x) one = Gather<axis = 0>(places, zero) rows = Reshape(x, flat) few = Gather(rows, one)
         made = MatMul(few, w) known = MatMul(rows, w) top = ReduceMax<keepdims = 0, axes = [0]>(made)

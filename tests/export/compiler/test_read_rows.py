@@ -75,6 +75,7 @@ RULES = [
     ("y = ScatterND(a, pair, b)", (2, 5, 4), (1, 5, 4)),
     ("y = ScatterND<reduction = 'add'>(a, three_pairs, b)", (2, 5, 4), (3, 4)),
     ("y = Einsum<equation = 'bik,bi->bik'>(a, b)", (2, 5, 4), (2, 5)),
+    ("y = Einsum<equation = '...,...k->...k'>(b, a)", (2, 5, 4), (2, 5)),
     ("y = Einsum<equation = 'bik,ikj->bij'>(a, b)", (2, 1, 3), (5, 3, 4)),
     ("y = Einsum<equation = 'bhik,bjk->bijh'>(a, b)", (2, 4, 5, 3), (2, 4, 3)),
     ("t, i = TopK(a, two) y = Mul(t, t)", (2, 5, 4), (1,)),

@@ -28,9 +28,9 @@ from export.compiler.graph.constants import Constants, constant, integers, is_co
 from export.compiler.graph.def_use import is_read, made_by, remove_unused
 from export.compiler.graph.inline_functions import inline_functions
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.symbolic_shapes import Shapes, same
+from export.compiler.graph.symbolic_shapes import Shapes, more, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.shape_inference import infer
+from export.compiler.operators.shape_inference import elements_of, infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
 from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
@@ -66,6 +66,7 @@ def prepare(model: ir.Model) -> None:
     if replace_einsums(model.graph):
         fold_constants(model)
     _check_norms(model.graph)
+    _count_from_the_end(model.graph)
     _drop_empty_parts(model.graph)
     drop_no_ops(model.graph)
     replace_scatters(model.graph)
@@ -224,6 +225,26 @@ def _drop_empty_parts(graph: ir.Graph) -> None:
         parts = [value for value in operands if value.shape is None or not same(shapes.dims(value)[axis], 0)]
         if 0 < len(parts) < len(operands):
             _replace_node(graph, node, ir.node("Concat", parts, {"axis": axis}))
+
+
+def _count_from_the_end(graph: ir.Graph) -> None:
+    """Writes row n - 1 of n rows as row -1, and `x[:, n - 1:]` as `x[:, -1:]`: the passes read numbers alone."""
+    shapes, constants = Shapes(graph), Constants(graph)
+    for node in graph:
+        positions = optional(node, 1)
+        if node.domain or node.op_type not in ("Gather", "Slice") or positions is None or is_constant(positions):
+            continue
+        elements, source = elements_of(positions), node.inputs[0]
+        axes = integers(optional(node, 3)) or [*range(len(elements))]
+        if node.op_type == "Gather":
+            axes = [attribute_int(node, "axis", 0)] * len(elements)
+        if not elements or len(axes) != len(elements) or source is None or source.shape is None:
+            continue
+        sizes = [shapes.dims(source)[axis] for axis in axes]
+        numbers = [-1 if more(size, element) == 1 else element for element, size in zip(elements, sizes, strict=True)]
+        if all(isinstance(number, int) for number in numbers):
+            array = np.array(numbers).reshape([int(dim) for dim in shapes.dims(positions)])
+            node.replace_input_with(1, constants.add(array, "from_end", positions.dtype))
 
 
 def _expand_tiles(graph: ir.Graph) -> None:

@@ -18,7 +18,7 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.evaluate import evaluate_node
 from export.compiler.passes import prepare, replace_scatters
-from export.compiler.pipeline import prepared
+from export.compiler.pipeline import optimise, prepared
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, bool[n, s] mask) => (float[n, s, 4] y) '
 WHOLE = "wide = Unsqueeze(mask, last) form = Shape(x) true = Expand(wide, form)"
@@ -346,3 +346,24 @@ def test_a_comparison_with_an_infinite_number_stays() -> None:
     body = f"{HEAD} {{ e = Equal(x, low) y = Where(e, nil, x) }}"
     original = parse(body, low=np.array(-np.inf, np.float32), nil=np.array(0, np.float32))
     assert [node.op_type for node in prepared(original).model.graph] == ["Equal", "Where"]
+
+
+@pytest.mark.parametrize(
+    ("picked", "rows"),
+    [
+        ("h = Gather<axis = 1>(e, last)", 1),
+        ("i = Squeeze(last) h = Gather<axis = 1>(e, i)", 1),
+        ("h = Slice(e, last, end, one)", 1),
+        ("h = Gather<axis = 1>(e, before)", 64),  # of one row it is row -1, but not row -2
+    ],
+)
+def test_the_last_row_by_the_number_of_rows_is_row_minus_one(picked: str, rows: int) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x) => (float[b, k, 4] y) {{
+        e = MatMul(x, w) n = Shape<start = 1, end = 2>(x) last = Sub(n, one) before = Sub(last, one)
+        {picked} y = Relu(h) }}"""
+    numbers = {"one": np.array([1]), "end": np.array([1 << 40])}
+    original = parse(text, w=RNG.standard_normal((4, 4)).astype(np.float32), **numbers)
+    rewritten = optimise(original, sizes={"b": 1, "n": 64})
+    assert rewritten.steps[-1].macs == rows * 16
+    for size in ((2, 1), (1, 5), (0, 3)):
+        check_equal(original, rewritten.model, {"x": RNG.standard_normal((*size, 4))})

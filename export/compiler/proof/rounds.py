@@ -271,7 +271,7 @@ class _Candidates:
             reason = f"expected the file to run at any size that it declares free: {self.reason}"
             return NotDrawn(reason, f"--dims {batch} gives its size")
         ways = "--inputs" + (f" or --dims {dims}" if dims else "")
-        return NotDrawn(f"expected the file to run on drawn inputs: {self.reason}", f"{ways} gives others")
+        return NotDrawn(f"drawn inputs: {self.reason}", f"{ways} gives others")
 
     def _only_batch(self) -> str:
         """`batch=1` if the file runs with first axes of size 1, else an empty string."""

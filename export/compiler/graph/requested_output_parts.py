@@ -88,7 +88,12 @@ def _parse_index(part: str, text: str) -> Index:
 
 
 def _has_rows(size: int | ir.SymbolicDim, index: Index) -> bool:
-    """Whether the index picks a row of an axis of this size. Of a free axis: whether it does at some size."""
+    """Whether the index picks a row of an axis of this size. Of a free axis: whether it does at some size.
+
+    Of an empty axis, as of an empty batch, a slice takes all that is there.
+    """
+    if isinstance(index, slice) and size == 0:
+        return True
     if isinstance(index, tuple):
         return all(_has_rows(size, number) for number in index)
     rows = slice(index, index + 1 or None) if isinstance(index, int) else index

@@ -70,6 +70,13 @@ def test_an_empty_batch_passes_the_guard_of_masked_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(after(feeds)["y"], before(feeds)["y"], atol=1e-5)
 
 
+def test_an_empty_batch_is_compared_where_a_part_is_read(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, n, 4] y) { y = MatMul(x, w) }'
+    ir.save(parse(text, w=np.eye(4, dtype=np.float32)), tmp_path / "in.onnx")
+    manifest = manifest_of(tmp_path / "in.onnx", "-o", tmp_path / "out.onnx", "--read", "y[:,0]")
+    assert "b=0" in manifest["proof_inputs"]
+
+
 POOLED = """
 <ir_version: 8, opset_import: ["": 18]> g (float[b, n, 8] x{asked}) => (float y) {{
     {tokens} k = MatMul(t, w1) v0 = MatMul(t, w2) v = Add(v0, bias)

@@ -41,7 +41,7 @@ OF_TOKENS = [
     ("--read y[:,-1", 2, "read: expected one of the outputs y, found 'y[:,-1'"),
     ("--read past*", 2, "found none like 'past*'"),
     ("--read y[:,-1] --read y", 2, "expected each output once, found an output twice"),
-    ("--read y[:,500]", 2, "on drawn inputs: read: expected indices within the shape (1, 7, 16), found"),
+    ("--read y[:,500]", 2, "drawn inputs: read: expected indices within the shape (1, 7, 16), found"),
     ("--read y[:,0] --time", 4, "expected the file to run on its inputs"),
     ("--read y[:,0] --require absorb-queries", 3, "found none: nothing of its kind"),
     ("--read y[:,0] -o out.json", 2, "out.json: expected a name as OUT.onnx, found that of its"),

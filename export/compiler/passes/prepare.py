@@ -231,19 +231,22 @@ def _count_from_the_end(graph: ir.Graph) -> None:
     """Writes row n - 1 of n rows as row -1, and `x[:, n - 1:]` as `x[:, -1:]`: the passes read numbers alone."""
     shapes, constants = Shapes(graph), Constants(graph)
     for node in graph:
-        positions = optional(node, 1)
-        if node.domain or node.op_type not in ("Gather", "Slice") or positions is None or is_constant(positions):
+        source, positions = optional(node, 0), optional(node, 1)
+        if node.domain or node.op_type not in ("Gather", "Slice") or source is None or positions is None:
             continue
-        elements, source = elements_of(positions), node.inputs[0]
-        axes = integers(optional(node, 3)) or [*range(len(elements))]
+        elements = elements_of(positions)
+        if not elements or is_constant(positions) or source.shape is None or positions.shape is None:
+            continue
         if node.op_type == "Gather":
             axes = [attribute_int(node, "axis", 0)] * len(elements)
-        if not elements or len(axes) != len(elements) or source is None or source.shape is None:
+        else:
+            axes = [*range(len(elements))] if optional(node, 3) is None else integers(optional(node, 3)) or []
+        if len(axes) != len(elements):  # a Slice of computed axes
             continue
         sizes = [shapes.dims(source)[axis] for axis in axes]
         numbers = [-1 if more(size, element) == 1 else element for element, size in zip(elements, sizes, strict=True)]
-        if all(isinstance(number, int) for number in numbers):
-            array = np.array(numbers).reshape([int(dim) for dim in shapes.dims(positions)])
+        if all(isinstance(number, int) for number in numbers) and len(positions.shape) < 2:
+            array = np.array(numbers if len(positions.shape) else numbers[0])
             node.replace_input_with(1, constants.add(array, "from_end", positions.dtype))
 
 

@@ -28,10 +28,11 @@ from export.compiler.graph.constants import Constants, constant, integers, is_co
 from export.compiler.graph.def_use import is_read, made_by, remove_unused
 from export.compiler.graph.inline_functions import inline_functions
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.symbolic_shapes import Shapes, more, same
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
-from export.compiler.operators.shape_inference import elements_of, infer
+from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
+from export.compiler.passes.count_from_the_end import count_from_the_end
 from export.compiler.passes.drop_no_ops import drop_no_ops
 from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.inline_branches import inline_branches
@@ -66,7 +67,7 @@ def prepare(model: ir.Model) -> None:
     if replace_einsums(model.graph):
         fold_constants(model)
     _check_norms(model.graph)
-    _count_from_the_end(model.graph)
+    count_from_the_end(model.graph)
     _drop_empty_parts(model.graph)
     drop_no_ops(model.graph)
     replace_scatters(model.graph)
@@ -225,29 +226,6 @@ def _drop_empty_parts(graph: ir.Graph) -> None:
         parts = [value for value in operands if value.shape is None or not same(shapes.dims(value)[axis], 0)]
         if 0 < len(parts) < len(operands):
             _replace_node(graph, node, ir.node("Concat", parts, {"axis": axis}))
-
-
-def _count_from_the_end(graph: ir.Graph) -> None:
-    """Writes row n - 1 of n rows as row -1, and `x[:, n - 1:]` as `x[:, -1:]`: the passes read numbers alone."""
-    shapes, constants = Shapes(graph), Constants(graph)
-    for node in graph:
-        source, positions = optional(node, 0), optional(node, 1)
-        if node.domain or node.op_type not in ("Gather", "Slice") or source is None or positions is None:
-            continue
-        elements = elements_of(positions)
-        if not elements or is_constant(positions) or source.shape is None or positions.shape is None:
-            continue
-        if node.op_type == "Gather":
-            axes = [attribute_int(node, "axis", 0)] * len(elements)
-        else:
-            axes = [*range(len(elements))] if optional(node, 3) is None else integers(optional(node, 3)) or []
-        if len(axes) != len(elements):  # a Slice of computed axes
-            continue
-        sizes = [shapes.dims(source)[axis] for axis in axes]
-        numbers = [-1 if more(size, element) == 1 else element for element, size in zip(elements, sizes, strict=True)]
-        if all(isinstance(number, int) for number in numbers) and len(positions.shape) < 2:
-            array = np.array(numbers if len(positions.shape) else numbers[0])
-            node.replace_input_with(1, constants.add(array, "from_end", positions.dtype))
 
 
 def _expand_tiles(graph: ir.Graph) -> None:

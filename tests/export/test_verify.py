@@ -125,7 +125,7 @@ def test_verify_finds_what_is_wrong(folder: Path, damage: Callable[[Path], None]
         (CONFIG, "max_batch_size", "max_batches", "expected the config of a published model"),
         (CONFIG, 'key: "model_config"', 'key: "model_confih"', 'model_config: expected {"model": … found None: vitbn'),
         (CONFIG, '\\"patch_size\\"', '\\"patchsize\\"', "config.pbtxt: model_config: expected {"),
-        ("labels.txt", "0\n1", "0\v1", "/labels.txt: expected the classes 0, 1, 2, … found '0\\x0b1', 2"),
+        ("labels.txt", "0\n1", "0\v1", "/labels.txt: expected the classes 0, 1, 2, … found 0\\x0b1, 2"),
         (
             "labels.txt",
             "9",

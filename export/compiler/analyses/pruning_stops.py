@@ -22,7 +22,7 @@ from export.compiler.operators.data_movement import indices_of
 from export.compiler.operators.table import Trait, demand_of, operator_of
 
 FOLLOWED = (
-    "followed are GatherND of rows or of pairs (text, row), Gather of flattened rows at row + length * text, "
+    "followed are GatherND of pairs (text, row), Gather of flattened rows at row + length * text, "
     "and GatherElements of whole rows"
 )
 
@@ -84,12 +84,10 @@ def _picked(shapes: Shapes, demands: Demands) -> list[Site]:
             if _may_lack_rows(shapes, node, source, indices):
                 sites.append(Site.at(node, SHORT))
         else:
-            reason, choice = f"picks at run time of what {maker.op_type} {source.name} makes", recognised.get(node)
+            reason = f"picks at run time of what {maker.op_type} {source.name} makes; {FOLLOWED}"
             if opset(node) < OLDEST_OPSET:
                 reason = f"picks at run time, which is followed from opset {OLDEST_OPSET} on, found {opset(node)}"
-            elif choice is None:
-                reason += f"; {FOLLOWED}"
-            elif not is_smaller(shapes, choice):
+            elif (choice := recognised.get(node)) is not None and not is_smaller(shapes, choice):
                 rows = shapes.dims(choice.whole)[1]
                 reason = f"picks {choice.count} of {rows} rows, at the sizes assumed not fewer: --dims {choice.count}=8"
             sites.append(Site.at(node, reason))

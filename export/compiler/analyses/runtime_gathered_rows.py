@@ -1,11 +1,11 @@
 """Finds where a network gathers rows of each text (or image) by indices that are computed at run time.
 
-In: the shapes of a prepared graph. Out: a `Choice` for each such Gather. Exporters write four forms. Decoders that
+In: the shapes of a prepared graph. Out: a `Choice` for each such Gather. Exporters write three forms. Decoders that
 classify by the last token before the padding gather a row, in the first two forms; networks that label words gather
-several, in the first and the third; tf2onnx and `hoist_gathers` write the last:
+several, in the first and the last:
 
     y = GatherND(x, [[0, r_0], [1, r_1], ...])                y = Gather(Flatten(x), r + N * [0, 1, ...])
-    y = GatherElements<axis = 1>(x, Expand(r))                y = GatherND<batch_dims = 1>(x, r)
+    y = GatherElements<axis = 1>(x, Expand(r))
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ def choices(shapes: Shapes) -> Iterator[Choice]:
         if node.domain or len(operands) != 2 or len(node.inputs) != 2:
             continue
         choice = None
-        if node.op_type == "GatherND" and not (batch_dims := attribute_int(node, "batch_dims", 0)):
+        if node.op_type == "GatherND" and not attribute_int(node, "batch_dims", 0):
             choice = _of_pairs(shapes, node, *operands)
-        elif node.op_type == "GatherND" and batch_dims == 1:
-            choice = _of_rows(shapes, node, *operands)
         elif node.op_type == "Gather" and not attribute_int(node, "axis", 0):
             choice = _of_flat(shapes, node, *operands)
         elif node.op_type == "GatherElements" and attribute_int(node, "axis", 0) == 1:
@@ -76,14 +74,6 @@ def _of_pairs(shapes: Shapes, node: ir.Node, whole: ir.Value, pairs: ir.Value) -
     if chosen is None or not last or len(dims) not in (2, 3) or not same(dims[0], batch):
         return None
     if shapes.rank(chosen) != len(dims) or not same(dims[-1], 2) or not counts(shapes, text_numbers, 0, batch):
-        return None
-    return Choice(node, whole, chosen, dims[1] if len(dims) == 3 else None)
-
-
-def _of_rows(shapes: Shapes, node: ir.Node, whole: ir.Value, chosen: ir.Value) -> Choice | None:
-    """GatherND of rows of the same text: indices (batch, 1) or (batch, count, 1)."""
-    dims = shapes.dims(chosen)
-    if len(dims) not in (2, 3) or not same(dims[-1], 1) or not same(dims[0], shapes.dims(whole)[0]):
         return None
     return Choice(node, whole, chosen, dims[1] if len(dims) == 3 else None)
 

@@ -6,9 +6,8 @@ In: any graph. Out: the same outputs, without the copies that the Split makes:
 
 Reads a layer and behind it a Split, Slices or Gathers; between them at most a bias and operators that move elements.
 `Materialiser` builds the parts. A layer stays if they do not cut its features into parts that are each read once, or if
-a node reads sizes that do not follow from the graph's inputs. Then `hoist_gathers` computes the queries of rows chosen
-at run time for these rows alone; a joint product, which keys and values read entirely, prevented that. Refuses, by the
-name of the output, a graph without such a layer.
+a node reads sizes that do not follow from the graph's inputs. Refuses, by the name of the output, a graph without such
+a layer.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from export.compiler.graph.def_use import only_reader, readers
 from export.compiler.graph.symbolic_shapes import Shapes
 from export.compiler.operators.boxes import MOST_BOXES, WHOLE, Box, ascending
 from export.compiler.operators.table import SELECTING, VIEWS, demand_of
-from export.compiler.passes.drop_unread import refresh
-from export.compiler.passes.hoist_gathers import hoist_gathers
 from export.compiler.passes.materialise_parts import Materialiser
 from export.compiler.passes.outcome import Outcome
 
@@ -50,9 +47,6 @@ def split_products(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
     if sites:
         values = [value for node in model.graph for value in node.outputs]
         Materialiser(shapes, dict.fromkeys([*model.graph.inputs, *values], WHOLE_VALUE) | demands).run()
-        refresh(model)
-    sites += hoist_gathers(model, sizes)
-    if sites:
         return Outcome(tuple(sites))
     reason = "no reader separates the output of a linear layer"
     return Outcome(refusals=(Site(model.graph.outputs[0].name or "", "graph output", reason),))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from foreign_networks import VOCABULARY, Encoder, answers, check_equal, export, manifest_of, parse
 
 from export.compiler.errors import NothingToRewrite
-from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, rewrite
 from export.compiler.proof.runner import Runner
 
@@ -151,32 +149,6 @@ def test_several_rows_of_each_text(picked: str) -> None:
     for chosen in ([[4, 0, 4], [1, 2, 3]], [[-1], [-5]], [[0, 1, 2, 3, 4, 0, 1]] * 2, np.zeros((2, 0))):
         feeds = {"x": x, "chosen": np.asarray(chosen, np.int64)}
         check_equal(original, rewritten.model, feeds)
-
-
-BY_ROWS = """
-<ir_version: 8, opset_import: ["": 18]> g (float[b, n, 4] x, int64[CHOSEN] chosen) => (float y) {
-    joint = MatMul(x, w) q, k, v = Split<axis = 2, num_outputs = 3>(joint) keys = Transpose<perm = [0, 2, 1]>(k)
-    scores = MatMul(q, keys) p = Softmax(scores) mixed = MatMul(p, v) h = Add(x, mixed)
-    y = GatherND<batch_dims = 1>(h, chosen)
-}
-"""
-
-
-@pytest.mark.parametrize("passes", [PASSES, ("read-rows", "split-products")], ids=["absorbed", "split"])
-@pytest.mark.parametrize(
-    ("size", "rows", "chosen"),
-    [("b, 1", "a row that is", [[4], [-5]]), ("b, 2, 1", "2 rows that are", [[[4], [0]], [[-5], [3]]])],
-)
-def test_queries_of_a_joint_product_are_computed_for_the_chosen_rows(
-    size: str, rows: str, chosen: list[list[object]], passes: Sequence[str]
-) -> None:
-    weights = np.random.default_rng(0).standard_normal((4, 12)).astype(np.float32)
-    original = parse(BY_ROWS.replace("CHOSEN", size), w=weights)
-    rewritten = rewrite(original, passes=passes)
-    last = next(step for step in rewritten.steps if step.name == "split-products")
-    assert f"computed only for {rows} chosen at run time" in [site.message for site in last.sites]
-    feeds = {"x": np.random.default_rng(1).standard_normal((2, 5, 4)), "chosen": np.array(chosen)}
-    check_equal(original, rewritten.model, feeds)
 
 
 def changes(done: Rewritten) -> list[str]:

@@ -27,8 +27,8 @@ def graph(nodes: str) -> ir.Model:
     [
         (
             "h = MatMul(x, w) f = Flatten<axis = 2>(h) y = Gather<axis = 0>(f, last)",
-            "y (Gather): picks at run time of what Flatten f makes; followed are GatherND of rows or of pairs "
-            "(text, row), Gather of flattened rows at row + length * text, and GatherElements of whole rows",
+            "y (Gather): picks at run time of what Flatten f makes; followed are GatherND of pairs (text, row), "
+            "Gather of flattened rows at row + length * text, and GatherElements of whole rows",
         ),
         (
             "h = MatMul(x, w) l = Hardmax<axis = 2>(h) y = Gather<axis = 1>(l, zero)",

@@ -215,13 +215,16 @@ SHORTER = {
 
 
 def lines_of_the_pages() -> list[str]:
-    """README's indented commands, then the blocks of usage.md; a Python block is a line."""
+    """README's indented commands, then the blocks of usage.md; a Python block is a line.
+
+    Each once, but for servers: a server that starts again serves what was published since.
+    """
     blocks = re.findall(r"^```(sh|python)\n(.*?)^```", USAGE, re.DOTALL | re.MULTILINE)
     lines = re.findall(r"^    ((?:make|pip|vitbn) .*)", README, re.MULTILINE)
     for language, block in blocks:
         lines += [block] if language == "python" else block.splitlines()
-    bare = [re.sub(r" +# .*", "", line) if "\n" not in line else line for line in lines]
-    return list(dict.fromkeys(line.strip() for line in bare))
+    bare = [re.sub(r" +# .*", "", line).strip() if "\n" not in line else line for line in lines]
+    return [line for place, line in enumerate(bare) if line.startswith(Terminal.SERVERS) or line not in bare[:place]]
 
 
 def test_the_tables_of_lines_name_lines_and_tests() -> None:

@@ -63,7 +63,8 @@ def test_killed_worker_and_killed_driver(tmp_path, rows, network, undisturbed):
     os.kill(driver.pid, signal.SIGKILL)
     driver.communicate()
     assert not psutil.wait_procs(workers, timeout=30)[1]  # they end by themselves
-    driver = subprocess.Popen(command(rows, output, network), stderr=subprocess.PIPE, text=True, start_new_session=True)
+    hearing = ["env", "--default-signal=HUP", *command(rows, output, network)]  # also under nohup
+    driver = subprocess.Popen(hearing, stderr=subprocess.PIPE, text=True, start_new_session=True)
     wait_for_parts(output, len(list(output.glob("part-*"))) + 5)
     driver.send_signal(signal.SIGHUP)
     assert driver.communicate()[1].splitlines()[-1] == "Interrupted: the same command goes on"

@@ -154,7 +154,8 @@ with staged(Path(sys.argv[1])) as path:
 
 def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     """SIGKILL cannot be answered; the next run cleans up, but not what is in use."""
-    command = [sys.executable, "-c", PROGRAM, str(out := tmp_path / "out[1].onnx")]
+    hearing = ["env", "--default-signal=HUP"]  # also where nohup runs the tests
+    command = [*hearing, sys.executable, "-c", PROGRAM, str(out := tmp_path / "out[1].onnx")]
     signals = {signal.SIGTERM: 0, signal.SIGHUP: 0, signal.SIGINT: 0, signal.SIGKILL: 1}
     with ExitStack() as stack:
         *ended, other = (stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(5))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import vitbn_packages  # noqa: F401  a missing package is one line
 from serving.local_server import running_server
 
 

@@ -96,10 +96,12 @@ def rewrite(
     except tuple(codes) as error:
         code = next(number for kind, number in codes.items() if isinstance(error, kind))
         name = printable(str(file))
+        if isinstance(error, NothingToRewrite):
+            for line in error.passes:
+                click.echo(f"  {printable(line)}", err=True)
+            error = NothingToRewrite(error.reason)
         reason = in_words(error).removeprefix(f"{name}: ")
-        may_read_less = isinstance(error, NothingToRewrite) and not reads and not packed
-        hint = "; if you use only a part of an output, name it: --read 'OUTPUT[:,0]'" if may_read_less else ""
-        click.echo(f"Error: {name}: {reason}; nothing written{hint}", err=True)
+        click.echo(f"Error: {name}: {reason}; nothing written", err=True)
         click.get_current_context().exit(code)
     if as_json:
         click.echo(json.dumps(written.manifest | {"timed": [asdict(timing) for timing in written.timed]}, indent=2))

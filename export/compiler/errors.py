@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,11 @@ class NotDrawn(BadRequest):
 
 
 class NothingToRewrite(ForeignError):
-    """No pass applies, or a required pass does not."""
+    """No pass applies, or a required pass does not. `passes`: what each pass says, as "name: reason"."""
+
+    def __init__(self, reason: str, passes: Sequence[str] = ()) -> None:
+        super().__init__(reason, "; ".join(passes))
+        self.passes = passes
 
 
 class NotSupported(ForeignError):

@@ -177,8 +177,11 @@ def rewrite(
     quicker = [step.name for step in done.steps for site in step.sites if step.name in QUICKER or site.operator == NORM]
     if not quicker and (not done.steps or done.steps[-1].work.total >= done.work.total):
         reported = [step for step in done.steps if step.sites or step.stopped] or done.steps
-        hint = [f"--packed {name} leaves out the tokens that it hides" for name in possible_masks(done.model.graph)]
-        raise NothingToRewrite("; ".join([*(f"{step.name}: {_outcome(step)}" for step in reported), *hint[:1]]))
+        advice = [] if reads else ["--read 'OUTPUT[:,0]' if you use only a part of an output"]
+        advice += [f"--packed {name} to leave out hidden tokens" for name in possible_masks(done.model.graph)][:1]
+        found = f"none; try {' or '.join(advice)}" if advice else "none"
+        reasons = [f"{step.name}: {_outcome(step)}" for step in reported]
+        raise NothingToRewrite(f"expected a multiplication to leave out, found {found}", reasons)
     return done
 
 
@@ -225,5 +228,5 @@ def model_work(model: ir.Model, sizes: Mapping[str, int]) -> Work:
 def _outcome(step: Step) -> str:
     if step.sites:
         places = "1 place" if len(step.sites) == 1 else f"{len(step.sites)} places"
-        return f"{places} rewritten, which saves no multiplication of a matrix"
+        return f"{places} rewritten, which saves no multiplication"
     return step.left_out

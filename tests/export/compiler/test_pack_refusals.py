@@ -92,7 +92,7 @@ def test_a_file_without_gain_names_the_option_that_leaves_out_tokens(tmp_path: P
     onnx.save(export(Masked(depth=1)), tmp_path / "mean.onnx")
     refused = run(tmp_path / "mean.onnx", "-o", tmp_path / "o.onnx", "--only", "read-rows")
     assert refused.exit_code == 3
-    assert "; --packed attention_mask leaves out the tokens that it hides; nothing written" in refused.output
+    assert "part of an output or --packed attention_mask to leave out hidden tokens; nothing" in refused.output
 
 
 def test_an_axis_whose_size_is_computed_is_refused_as_unknown() -> None:

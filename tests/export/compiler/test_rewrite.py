@@ -61,7 +61,9 @@ def test_onnx_runtime_may_be_the_package_for_gpus(
 def test_a_file_without_gain_says_that_a_part_may_be_read(tokens: Path, tmp_path: Path) -> None:
     refused = run(tokens, "-o", tmp_path / "out.onnx")
     assert refused.exit_code == 3
-    assert refused.output.endswith("if you use only a part of an output, name it: --read 'OUTPUT[:,0]'\n")
+    *_, stopped, line = refused.output.splitlines()
+    assert line.endswith("found none; try --read 'OUTPUT[:,0]' if you use only a part of an output; nothing written")
+    assert stopped == "  split-products: y (graph output): no reader separates the output of a linear layer"
     assert [*tmp_path.iterdir()] == [tokens]
     assert manifest_of(tokens, "-o", tmp_path / "out.onnx", "--read", "y[:,0]")["reads"] == ["y[:,0]"]
 

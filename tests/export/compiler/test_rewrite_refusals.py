@@ -21,7 +21,7 @@ from export.repository import publish
 from export.rewrite import rewrite
 
 OF_ENCODER = [
-    ("--only carry-biases", 3, "2 places rewritten, which saves no multiplication"),
+    ("--only carry-biases", 3, "expected a multiplication to leave out, found none"),
     ("--only read-rows --require absorb-queries", 2, "that run (read-rows), found 'absorb-queries'"),
     ("--only fold", 2, f"expected some of {', '.join(PASSES)}, found 'fold'"),
     ("--dims batch", 2, "expected NAME=SIZE"),

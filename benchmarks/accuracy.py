@@ -109,7 +109,8 @@ def _accuracy_line(row: dict[str, Any]) -> str:
     if "temperature" not in row:
         return accuracy
     before, after = 100 * row["calibration_error_before"], 100 * row["calibration_error"]
-    calibration = f"temperature {row['temperature']:g} fits: calibration error {before:.1f} -> {after:.1f} %"
+    verdict = "fits" if after < before else "brings nothing"
+    calibration = f"temperature {row['temperature']:g} {verdict}: calibration error {before:.1f} -> {after:.1f} %"
     return f"{accuracy}; {calibration} on the half that did not fit it"
 
 

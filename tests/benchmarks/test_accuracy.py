@@ -59,3 +59,10 @@ def test_conditions_of_a_shipped_network(tmp_path: Path) -> None:
         assert 0.2 < min(shares.values()) < max(shares.values()) < 1
     assert rows["vitbn-tiny"]["8x8 digits, adapted"] > rows["vitbn-tiny"]["8x8 digits"] + 0.01
     assert f"{100 * rows['vitbn-tiny']['noise 0.2']:.2f}" in printed
+
+
+@pytest.mark.parametrize(("after", "verdict"), [(0.01, "fits"), (0.04, "brings nothing")])
+def test_a_temperature_that_does_not_lower_the_calibration_error_brings_nothing(after: float, verdict: str) -> None:
+    row = {"model": "m", "accuracy": 0.9, "images": 200, "part": "test", "temperature": 1.1}
+    line = module._accuracy_line(row | {"calibration_error_before": 0.03, "calibration_error": after})
+    assert line.startswith(f"m: 90.00 % of 200 pictures right; temperature 1.1 {verdict}: calibration error 3.0 -> ")

@@ -1,11 +1,10 @@
-"""Simplifies what saves time but no multiplication: moves that cancel, sums of constants, the Concat of a class token.
+"""Simplifies what saves time but no multiplication: moves that cancel, the Concat of a class token.
 
 In: a prepared graph, after the passes that multiply less. Out: the same outputs:
 
     Reshape(Reshape(x)) = Reshape(x)                   Transpose(Transpose(x)) = Transpose(x), or x
     Transpose(x) = Reshape(x), if only axes of size 1 change places
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
-    (x + a) + b = x + (a + b)                          pad(x + a) + b = pad(x) + (pad(a) + b)
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
     (x P) W = x (P W)                                  for an order P of features, see `reorder_patch_features`
     Reshape(x, [b, n, 2, 8]) = Reshape(x, [0, 0, 2, 8])    if b and n are the sizes of x
@@ -18,14 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.batch_invariant import concat_as_padding
 from export.compiler.errors import Refused, Site
-from export.compiler.graph.attributes import attribute_int, attribute_string, given, opset, permutation
-from export.compiler.graph.constants import UNROUNDED, Array, Constants, integers
+from export.compiler.graph.attributes import attribute_int, given, opset, permutation
+from export.compiler.graph.constants import UNROUNDED, Constants, integers
 from export.compiler.graph.def_use import made_by, made_of, only_reader
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
@@ -35,7 +33,7 @@ from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.reorder_patch_features import reorder_patch_features
 from export.compiler.passes.squeeze_single_row import squeeze_single_row
 
-LARGEST_TABLE = 1 << 20  # elements of a sum of constants
+LARGEST_TABLE = 1 << 20  # elements of the sum of a class token and positions
 PADS_AS_INPUT = 11  # opset
 
 
@@ -96,25 +94,6 @@ class Tidying:
             if is_moved or sizes.count(-1) > 1:
                 return None
         return self.node(at, "Reshape", [source, self.constants.add_integers(sizes, "shape")])
-
-    def term(self, total: ir.Value) -> tuple[ir.Value, Array] | None:
-        """Of a sum with a constant: the other term, and the constant with the sum's rank. None for other values."""
-        node = made_by(total, "Add") if total.dtype in UNROUNDED else None
-        return constant_term(self.shapes, node) if node is not None else None
-
-    def sum_behind(self, operator: str, node: ir.Node) -> tuple[ir.Node, Array] | None:
-        """Of y + b, if a node of this type makes y for the sum alone: that node, and the constant b."""
-        term = self.term(node.outputs[0])
-        maker = made_by(term[0], operator) if term is not None and only_reader(term[0]) is node else None
-        return (maker, term[1]) if term is not None and maker is not None else None
-
-    def summed(self, at: ir.Node, value: ir.Value, array: Array) -> ir.Value | None:
-        """`value` + `array`, instead of the output of `at`; None if the constant would be too large."""
-        if array.size > LARGEST_TABLE:
-            return None
-        while array.ndim > 1 and array.shape[0] == 1 and array.ndim >= self.shapes.rank(value):
-            array = array[0]
-        return self.node(at, "Add", [value, self.constants.add(array, f"{at.outputs[0].name}_sum", value.dtype)])
 
 
 def _reshape_sizes(before: Sequence[Dim], after: Sequence[Dim]) -> list[int]:
@@ -198,44 +177,21 @@ def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     return tidying.squeezed(node, source, [axis]) if same(tidying.shapes.dims(source)[axis], 1) else None
 
 
-def _sum_of_sum(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    """(x + a) + b = x + (a + b)."""
-    outer = tidying.sum_behind("Add", node)
-    inner = tidying.term(outer[0].outputs[0]) if outer is not None else None
-    return tidying.summed(node, inner[0], inner[1] + outer[1]) if outer is not None and inner is not None else None
-
-
-def _sum_before_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
-    """pad(x + a) + b = pad(x) + (pad(a) + b)."""
-    if (outer := tidying.sum_behind("Pad", node)) is None:
-        return None
-    pad, term = outer
-    source, pads = given(pad, 0), integers(pad.inputs[1]) if len(pad.inputs) == 2 else None
-    inner, pads_zeros = tidying.term(source), attribute_string(pad, "mode", "constant") == "constant"
-    if pads is None or inner is None or not pads_zeros or only_reader(source) is not pad:
-        return None
-    dims, rank = tidying.shapes.dims(source), tidying.shapes.rank(source)
-    sides = [(pads[axis], pads[axis + rank]) for axis in range(rank)]
-    shape = [dim if any(side) else size for dim, side, size in zip(dims, sides, inner[1].shape, strict=True)]
-    known_shape = [size for size in shape if isinstance(size, int)]
-    if len(known_shape) < rank or min(map(min, sides)) < 0:
-        return None
-    padded = tidying.node(pad, "Pad", [inner[0], *[value for value in pad.inputs[1:] if value is not None]])
-    return tidying.summed(node, padded, np.pad(np.broadcast_to(inner[1], known_shape), sides) + term)
-
-
 def _class_token_as_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """[t; x] + b = pad(x) + ([t; 0] + b), for a token t that all images share."""
-    outer = tidying.sum_behind("Concat", node)
-    padding = concat_as_padding(tidying.shapes, outer[0]) if outer is not None else None
-    if outer is None or padding is None or opset(node) < PADS_AS_INPUT:
+    term = constant_term(tidying.shapes, node) if node.outputs[0].dtype in UNROUNDED else None
+    concat = made_by(term[0], "Concat") if term is not None and only_reader(term[0]) is node else None
+    padding = concat_as_padding(tidying.shapes, concat) if concat is not None else None
+    if term is None or concat is None or padding is None or opset(node) < PADS_AS_INPUT:
         return None
     value, axis, before, after, table = padding
+    if (total := table + term[1]).size > LARGEST_TABLE:
+        return None
     rank = tidying.shapes.rank(value)
     pads = [0] * 2 * rank
     pads[axis], pads[rank + axis] = before, after
-    padded = tidying.node(outer[0], "Pad", [value, tidying.constants.add_integers(pads, "pads")])
-    return tidying.summed(node, padded, table + outer[1])
+    padded = tidying.node(concat, "Pad", [value, tidying.constants.add_integers(pads, "pads")])
+    return tidying.node(node, "Add", [padded, tidying.constants.add(total, f"{value.name}_table", value.dtype)])
 
 
 Rule = Callable[[Tidying, ir.Node], ir.Value | None]
@@ -258,8 +214,6 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "joined with the transpose before it": _transpose_of_transpose,
     },
     "Add": {
-        "joined with the sum before it": _sum_of_sum,
-        "joined with the sum before the padding": _sum_before_pad,
         "padded and summed with the tokens that all share": _class_token_as_pad,
     },
     "Gather": {

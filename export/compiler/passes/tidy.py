@@ -1,4 +1,4 @@
-"""Simplifies what saves time but no multiplication: moves that cancel, the Concat of a class token.
+"""Simplifies what saves time but no multiplication: moves that cancel, the Concat of a class token, a single row.
 
 In: a prepared graph, after the passes that multiply less. Out: the same outputs:
 
@@ -6,6 +6,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     Transpose(x) = Reshape(x), if only axes of size 1 change places
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
+    f(X)[:, 0] = f(X[:, 0])                            for the only row of X and operators f on single rows
     (x P) W = x (P W)                                  for an order P of features, see `reorder_patch_features`
     Reshape(x, [b, n, 2, 8]) = Reshape(x, [0, 0, 2, 8])    if b and n are the sizes of x
 
@@ -23,18 +24,18 @@ from export.compiler.analyses.affine import constant_term
 from export.compiler.analyses.batch_invariant import concat_as_padding
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, given, opset, permutation
-from export.compiler.graph.constants import UNROUNDED, Constants, integers
-from export.compiler.graph.def_use import made_by, made_of, only_reader
+from export.compiler.graph.constants import UNROUNDED, Constants, integers, is_constant
+from export.compiler.graph.def_use import made_by, made_of, only_reader, other_readers
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
-from export.compiler.operators.table import RESHAPES
+from export.compiler.operators.table import ELEMENTWISE, RESHAPES
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.outcome import Outcome
 from export.compiler.passes.reorder_patch_features import reorder_patch_features
-from export.compiler.passes.squeeze_single_row import squeeze_single_row
 
 LARGEST_TABLE = 1 << 20  # elements of the sum of a class token and positions
 PADS_AS_INPUT = 11  # opset
+ROW_BY_ROW = ELEMENTWISE | {"Add", "Sub", "Mul", "Div", "MatMul"}
 
 
 def tidy(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
@@ -177,6 +178,50 @@ def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     return tidying.squeezed(node, source, [axis]) if same(tidying.shapes.dims(source)[axis], 1) else None
 
 
+def _row_on_two_axes(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    """f(X)[:, 0] = f(X[:, 0]) for the only row of X, if f has a product: on two axes ONNX Runtime adds its bias too."""
+    source, index, shapes = given(node, 0), given(node, 1), tidying.shapes
+    if integers(index) not in ([0], [-1]) or shapes.rank(index) or attribute_int(node, "axis", 0) != 1:
+        return None
+    makers, waiting = set[ir.Node](), [source]
+    while waiting:
+        maker = waiting.pop().producer()
+        if maker is not None and maker not in makers and _works_on_a_row(shapes, maker):
+            makers.add(maker)
+            waiting += [value for value in maker.inputs if value is not None]
+    while read_elsewhere := [maker for maker in makers if other_readers(maker.outputs[0], makers | {node})]:
+        makers -= {*read_elsewhere}
+    if not any(maker.op_type == "MatMul" for maker in makers):
+        return None
+    rows: dict[ir.Value | None, ir.Value] = {}  # by value (B, 1, D): the same as (B, D)
+    nodes = nodes_before(tidying.constants, node)
+    for maker in (maker for maker in tidying.graph if maker in makers):
+        for value in maker.inputs:
+            if value is not None and not is_constant(value) and value not in rows:
+                rows[value] = tidying.squeezed(node, value, [1])
+        row = nodes.copy(maker, [rows.get(value, value) for value in maker.inputs], "row").outputs[0]
+        row.shape = ir.Shape(shapes.dims(maker.outputs[0])[::2])
+        rows[maker.outputs[0]] = row
+    return rows[source]
+
+
+def _works_on_a_row(shapes: Shapes, node: ir.Node) -> bool:
+    """Whether a node computes (B, 1, D) row by row from values of this shape, constant rows and weights."""
+    if node.domain or node.op_type not in ROW_BY_ROW or not _has_single_row(shapes, node.outputs[0]):
+        return False
+    first, *others = [value for value in node.inputs if value is not None]
+    if node.op_type == "MatMul":
+        return _has_single_row(shapes, first) and is_constant(others[0]) and shapes.rank(others[0]) == 2
+    rows = [value for value in (first, *others) if not is_constant(value)]
+    constants = [value for value in (first, *others) if is_constant(value)]
+    are_rows = all(shapes.rank(value) < 2 or shapes.dims(value)[:-1] == (1,) for value in constants)
+    return bool(rows) and are_rows and all(_has_single_row(shapes, value) for value in rows)
+
+
+def _has_single_row(shapes: Shapes, value: ir.Value) -> bool:
+    return value.shape is not None and shapes.rank(value) == 3 and same(shapes.dims(value)[1], 1)
+
+
 def _class_token_as_pad(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """[t; x] + b = pad(x) + ([t; 0] + b), for a token t that all images share."""
     term = constant_term(tidying.shapes, node) if node.outputs[0].dtype in UNROUNDED else None
@@ -217,7 +262,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
         "padded and summed with the tokens that all share": _class_token_as_pad,
     },
     "Gather": {
-        "computed as the only row": lambda tidying, node: squeeze_single_row(tidying.shapes, node),
+        "computed as the only row": _row_on_two_axes,
         "is the only row": _only_row,
     },
 }

@@ -28,7 +28,7 @@ TIDIED = [
     (
         "r = Gather<axis = 1>(x, one) m = MatMul(r, w) a = Add(row, m) g = Gelu(a) s = Add(r, g) "
         "y = Gather<axis = 1>(s, zero)",
-        ["Gather", "Reshape", "MatMul", "Add", "Gelu", "Add"],
+        ["Gather", "Squeeze", "MatMul", "Add", "Gelu", "Add"],
     ),
     ("r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)", ["Gather", "Relu", "Squeeze"]),
     (

@@ -37,7 +37,7 @@ class Absorber:
         weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
         old = self.parts.pooled if self.plan.output is None else self.plan.output[0].outputs[0]
         if self.plan.query is not None and self._is_plain(scores, weights):
-            new = self._plain(self.plan.query)
+            new = self._plain(self.plan.query, weights)
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
             new = self._pooled(weights)
@@ -52,7 +52,7 @@ class Absorber:
         is_between = made_of(weights, "Softmax") is scores.outputs[0]
         return is_between and (self.plan.output is not None or self.parts.queries == 1)
 
-    def _plain(self, query: Channels) -> ir.Value:
+    def _plain(self, query: Channels, weights: ir.Value) -> ir.Value:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
         plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
@@ -65,18 +65,7 @@ class Absorber:
         pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
-        return self._values_of_one_query(pooled)
-
-    def _values_of_one_query(self, pooled: ir.Value) -> ir.Value:
-        """A X Wv + bv, (B, H, D) -> (B, H, 1, E), with the axes of the original's heads."""
-        plan, heads = self.plan, self.parts.heads
-        weights = head_weights(plan.values, heads)
-        values = self._by_head(self.nodes.reshape(pooled, [0, heads, 1, plan.features]), weights, "values")
-        if plan.values.shift.any():
-            values = self.nodes.add(
-                "Add", [values, self._value_bias(plan.values.shift.reshape(heads, 1, -1), "value_bias")]
-            )
-        return self._with_original_axes(values, weights.shape[2])
+        return self._values(self.nodes.reshape(pooled, [0, self.parts.heads, 1, plan.features]), weights)
 
     def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
         """(B, H, Q, width), or (B H, Q, width) where the original joins batch and heads."""
@@ -150,12 +139,16 @@ class Absorber:
                 pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
                 pooled = self.nodes.transpose(pooled, [0, 2, 1, 3])
             return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * plan.features]), plan.output)
-        pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
-        pooled = self._by_head(pooled, head_weights(plan.values, heads), "values")
+        return self._values(self.nodes.reshape(pooled, [-1, heads, queries, plan.features]), weights)
+
+    def _values(self, pooled: ir.Value, weights: ir.Value) -> ir.Value:
+        """(A X) Wv + (A 1) bv with the axes of the original's heads, of A X (B, H, Q, D)."""
+        plan, heads = self.plan, self.parts.heads
+        values = self._by_head(pooled, head_weights(plan.values, heads), "values")
         bias = plan.values.shift.reshape(heads, 1, -1)
         if bias.any():
-            pooled = self.nodes.add("Add", [pooled, self._weighted_bias(weights, bias)])
-        return self._with_original_axes(pooled, bias.shape[2])
+            values = self.nodes.add("Add", [values, self._weighted_bias(weights, bias)])
+        return self._with_original_axes(values, bias.shape[2])
 
     def _weighted_bias(self, weights: ir.Value, bias: Array) -> ir.Value:
         """(A 1) bv, (H, 1, E) or (B, H, Q, E)."""

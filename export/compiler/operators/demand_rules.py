@@ -187,6 +187,11 @@ def arg_best(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
     return _reduced(shapes, node, demand, [attribute_int(node, "axis", 0)])
 
 
+def global_pool(shapes: Shapes, node: ir.Node, index: int, demand: Box) -> Demand:
+    """A pool of all axes but batch and channels: of (batch, tokens, features) a norm's mean, as tf2onnx writes it."""
+    return _reduced(shapes, node, demand, range(2, shapes.rank(given(node, 0))))
+
+
 def _reduced(shapes: Shapes, node: ir.Node, demand: Box, axes: Sequence[int]) -> Demand:
     """The rule of an operator that reduces these axes."""
     rank = shapes.rank(given(node, 0))

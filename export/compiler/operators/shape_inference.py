@@ -311,6 +311,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     ("", "Equal"): (_broadcast, size_arithmetic.equal),
     ("", "Gather"): (size_arithmetic.gather,),
     ("", "Min"): (size_arithmetic.minimum, _broadcast),
+    ("", "ReduceProd"): (size_arithmetic.all_multiplied,),
     ("", "Sub"): (size_arithmetic.difference, _broadcast),
     ("", "Reshape"): (_reshape,),
     ("", "Resize"): (_resize,),

@@ -54,6 +54,15 @@ def minimum(context: ShapeInferenceContext, node: ir.Node) -> None:
         context.set_symbolic_value(node.outputs[0], [ir.SymbolicDim(f"Min({numbers[0]}, {sizes[0]})")])
 
 
+def all_multiplied(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """ReduceProd of a vector of sizes, as tf2onnx joins axes for a Reshape. The library does not compute it."""
+    source, out = node.inputs[0], node.outputs[0]
+    elements = context.get_symbolic_value(source) if source is not None else None
+    is_vector = source is not None and source.shape is not None and source.shape.rank() == 1
+    if elements and is_vector and out.shape is not None and product(out.shape.dims) == 1:
+        _set_elements(context, out, [product(elements)])
+
+
 def quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
     """batch * n divided by batch is n: `mask.view(batch, -1)` is exported so. The library divides only numbers."""
     operands = _operands(context, node)

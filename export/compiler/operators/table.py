@@ -103,6 +103,7 @@ STANDARD = _rows(
     ("ReduceMax", Operator(demand_rules.reduce, ZERO | GREATEST)),
     ("ReduceLogSumExp", Operator(demand_rules.reduce, GREATEST)),
     ("ReduceLogSum ReduceMean ReduceMin ReduceProd", Operator(demand_rules.reduce)),
+    ("GlobalAveragePool GlobalMaxPool", Operator(demand_rules.global_pool)),
     ("ArgMax ArgMin", Operator(demand_rules.arg_best)),
     ("Softmax", Operator(demand_rules.softmax, POSITIVE | BOUNDED)),
     ("LogSoftmax", Operator(demand_rules.softmax)),

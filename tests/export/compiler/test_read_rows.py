@@ -94,6 +94,8 @@ RULES = [
     ("y = RotaryEmbedding<num_heads = 2>(a, b, b)", (2, 5, 8), (2, 5, 2)),
     ("y = RotaryEmbedding<interleaved = 1>(a, b, b, spots)", (2, 4, 5, 4), (7, 2)),
     ("y = Conv(a, b)", (2, 3, 4), (5, 3, 1)),
+    ("t = GlobalAveragePool(a) y = Sub(a, t)", (2, 5, 4), (1,)),
+    ("t = GlobalMaxPool(a) y = Sub(a, t)", (2, 5, 4), (1,)),
 ]
 INTEGERS: dict[str, Any] = {"zero": [0], "one": [1], "two": [4], "five": [5], "pair": [[1]]}
 INTEGERS |= {"three_pairs": [[0, 4], [1, 0], [0, 1]], "spots": [[6, 0, 2, 2, 1], [0, 1, 2, 3, 4]]}
@@ -120,6 +122,19 @@ def test_a_part_of_each_operator_is_that_part_of_the_whole(
     )
     feeds = {"a": rng.standard_normal(first), "b": rng.random(second)}
     check_equal(original, with_read_rows_alone(original), feeds)
+
+
+def test_a_norm_of_tf2onnx_is_computed_for_the_row_that_is_read() -> None:
+    """Its mean is a GlobalAveragePool of (batch, tokens, features)."""
+    original = parse(
+        """<ir_version: 8, opset_import: ["": 15]> g (float[batch, seq, 4] x) => (float y)
+        { h = MatMul(x, w) mean = GlobalAveragePool(h) c = Sub(h, mean) y = Gather<axis = 1>(c, one) }""",
+        w=np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32),
+        one=1,
+    )
+    done = optimise(original, passes=["read-rows"], sizes=SIZES)
+    assert SIZES["seq"] * done.steps[-1].macs == done.macs
+    check_equal(original, done.model, {"x": np.random.default_rng(1).random((2, 3, 4), np.float32)})
 
 
 def test_an_einsum_of_a_single_row_moves_texts_one_by_one() -> None:

@@ -97,6 +97,7 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
         ("float[b, 3, 4] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,2]"),
         ("float[b, n, 4] x", "y = Slice(x, minus_three, three, one_axis)", "[b,_d0,4]"),
         ("float[b, n, 4] x", "y = Slice(x, one_axis, two, one_axis)", "[b,_d0,4]"),  # no row of a single row
+        ("float[b, h, n] x", "s = Shape(x) p = ReduceProd(s) y = Expand(three, p)", "[b*h*n]"),
     ],
 )
 def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, expected: str) -> None:

@@ -160,6 +160,13 @@ class MaxPool(OpRun):
         return (_pooled(x, window, lowest).max(_pixel_axes(x)),)
 
 
+class GlobalMaxPool(OpRun):
+    """The library takes other axes unless pixels have two."""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (x.max(_pixel_axes(x), keepdims=True),)
+
+
 class AveragePool(OpRun):
     """The mean of a window's pixels. With `count_include_pad` padding counts; pixels behind the padding never count."""
 

@@ -23,14 +23,17 @@ def name_free_dimensions(graph: ir.Graph) -> None:
     """
     used = {_readable(dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims}
     names = {size for size in used if isinstance(size, str)}
+    renamed: dict[str, str] = {}
     for value in graph.inputs:
         if value.shape is None or not isinstance(value.type, ir.TensorType):
             kind = value.type or "no type"
             raise NotSupported(f"input {value.name!r}: expected a tensor of known rank, found {kind}")
-        dims = enumerate(value.shape.dims)
-        value.shape = ir.Shape(
-            [_readable(dim) or _sum(dim, names) or _unused_name(f"{value.name}_{axis}", used) for axis, dim in dims]
-        )
+        dims: list[int | str] = []
+        for axis, dim in enumerate(value.shape.dims):
+            unreadable = _unreadable_name(dim) or f"{value.name}_{axis}"
+            known = _readable(dim) or _sum(dim, names) or renamed.get(unreadable)
+            dims.append(known or renamed.setdefault(unreadable, _unused_name(unreadable, used)))
+        value.shape = ir.Shape(dims)
 
 
 def _readable(dim: int | ir.SymbolicDim) -> int | str | None:
@@ -39,6 +42,11 @@ def _readable(dim: int | ir.SymbolicDim) -> int | str | None:
         return dim if dim > 0 else None
     is_name = dim.value and re.fullmatch(SYMBOL, dim.value) and dim.value.lower() not in RESERVED
     return dim.value if is_name else None
+
+
+def _unreadable_name(dim: int | ir.SymbolicDim) -> str | None:
+    """A name that inputs may share, such as "batch size"; None for numbers and "?", which are none."""
+    return dim.value if isinstance(dim, ir.SymbolicDim) and re.search(r"[^\W\d]", dim.value or "") else None
 
 
 def _sum(dim: int | ir.SymbolicDim, names: Container[str]) -> str | None:
@@ -51,7 +59,7 @@ def _unused_name(name: str, used: set[int | str | None]) -> str:
     """A name that the parser reads and that is not `used`; adds it to `used`."""
     name = re.sub(r"\W", "_", name)
     name = name if re.fullmatch(SYMBOL, name) else f"dim_{name}"
-    while name in used:
+    while name in used or name.lower() in RESERVED:
         name += "_"
     used.add(name)
     return name

@@ -162,6 +162,16 @@ def test_unnamed_axes_get_symbols_of_their_own() -> None:
     assert free_dimensions(network.graph) == ["dim_0_0", "x_0_", "x_0"]
 
 
+def test_axes_of_one_name_stay_the_same_where_shapes_need_another_name() -> None:
+    network = parse(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[b, 4] x, float[b, 4] z) => (float y) { y = Sum(x, z) }'
+    )
+    for value in network.graph.inputs:
+        value.shape = ir.Shape(["batch size", "Max"])
+    prepare(network)
+    assert free_dimensions(network.graph) == ["batch_size", "Max_"]
+
+
 def test_free_channels_are_those_of_the_filters() -> None:
     image = "float[batch, channels, height, width] image"
     text = f'<ir_version: 8, opset_import: ["": 17]> g ({image}) => (float y) {{ y = Conv(image, w) }}'

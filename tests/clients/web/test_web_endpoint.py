@@ -12,8 +12,7 @@ from clients.classifier import Classifier, Options
 from clients.preprocess import read_image, to_model_input
 from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
-from clients.web.routes import BODY_BYTES
-from clients.web.waitress_server import HEADER_BYTES
+from clients.web.routes import BODY_BYTES, HEADER_BYTES
 
 pytestmark = pytest.mark.live
 

@@ -14,8 +14,7 @@ from waitress import wasyncore
 from clients.options import Options
 from clients.web import triton_requests
 from clients.web.guards import HEADERS, RateLimit
-from clients.web.routes import create_app
-from clients.web.waitress_server import open_server
+from clients.web.routes import create_app, open_server
 from common.addresses import join_address
 
 DIGIT = (Path(__file__).resolve().parents[3] / "digit.png").read_bytes()  # a 3

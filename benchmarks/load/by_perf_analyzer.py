@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.load.errors import Failed
-from benchmarks.load.labels import served_name
-from benchmarks.measure.workload_settings import Workload
+from benchmarks.load.published_candidates import Failed
+from benchmarks.measure.workload_settings import Workload, served_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

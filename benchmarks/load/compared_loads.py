@@ -16,13 +16,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.load import by_perf_analyzer, in_process
-from benchmarks.load.errors import Failed, WrongAnswer
-from benchmarks.load.labels import served_name, transport
-from benchmarks.load.published_candidates import IMAGES, Published, check, publish, server_arguments
+from benchmarks.load.published_candidates import (
+    IMAGES,
+    Failed,
+    Published,
+    WrongAnswer,
+    check,
+    publish,
+    server_arguments,
+)
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import why_not
 from benchmarks.measure.progress import note, one_line, steps
-from benchmarks.measure.workload_settings import IN_PROCESS, Workload
+from benchmarks.measure.workload_settings import IN_PROCESS, Workload, served_name, transport
 
 if TYPE_CHECKING:
     from benchmarks.measure.result_file import Row

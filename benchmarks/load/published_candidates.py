@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.errors import Failed, WrongAnswer
 from benchmarks.measure.candidate import Candidate
 from export.precision_table import IN_A_PLAN, PRECISIONS
 
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
     from export.publishing.artifact import Artifact
 
 IMAGES = 64  # for the comparison of answers; larger batches repeat them
+
+
+class Failed(Exception):
+    """A load that could not be measured."""
+
+
+class WrongAnswer(Failed):
+    """A load whose answers differ from the expected logits, so its times count for nothing."""
 
 
 @dataclass(frozen=True)

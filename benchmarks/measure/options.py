@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from benchmarks.measure.measured_network import Network
-from benchmarks.measure.recorded_command_line import PROGRAM
+from benchmarks.measure.result_file import PROGRAM
 from common.files import check_writable
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset

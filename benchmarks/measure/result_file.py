@@ -1,12 +1,14 @@
 """A run: what a command measured, as JSON, checked against run.schema.json when it is written and read.
 
-`pandas.DataFrame(json.load(file)["rows"])` is its table.
+`pandas.DataFrame(json.load(file)["rows"])` is its table. Its command has the options that the user gave, and FILE
+or DIR for local paths.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -15,11 +17,44 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from benchmarks.measure.recorded_command_line import command
 from common.files import reason
 from models.training.machine_description import commit, describe
 from vitbn_packages import one_line_errors
+
+PROGRAM = "benchmarks.program"
+"""Key in a click context's `meta`: the words before the options, if they are not `python benchmarks/NAME.py`."""
+
+
+def command(omitted: Collection[str] = ()) -> str:
+    """The running command as a line, without the parameters `omitted`."""
+    context = click.get_current_context()
+    words = [context.meta.get(PROGRAM, f"python benchmarks/{context.command.name}.py")]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in omitted and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            words += _option_words(parameter, context.params[name])
+    return " ".join(words)
+
+
+def _option_words(parameter: click.Parameter, value: Any) -> Iterator[str]:
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        yield parameter.opts[0]
+        return
+    for item in value if parameter.multiple or parameter.nargs == -1 else [value]:
+        if isinstance(parameter, click.Option):
+            yield parameter.opts[0]
+        yield _value_word(parameter, item)
+
+
+def _value_word(parameter: click.Parameter, value: Any) -> str:
+    if isinstance(parameter.type, click.Path):
+        return "FILE" if parameter.type.file_okay and not parameter.type.dir_okay else "DIR"
+    if isinstance(value, list):  # --sharing
+        return "x".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else shlex.quote(str(value))
+
 
 Row = Mapping[str, Any]
 """A measurement, or with the key `reason` a measurement that was left out.

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchmarks.measure.candidate import Candidate, Program
 from benchmarks.measure.devices import cores
-from benchmarks.measure.engines import start
+from benchmarks.measure.engines import SERVED, start
 from export.interleaved import shared
 
 if TYPE_CHECKING:
@@ -94,3 +94,22 @@ def runner(program: Program, candidate: Candidate, workload: Workload, images: I
     copy = replace(candidate, threads=cores() // at_once)
     workers = [start(program, copy) for _ in range(at_once)]
     return shared(ThreadPoolExecutor(at_once), workers, batches)
+
+
+def served_name(candidate: Candidate, workload: Workload) -> str:
+    """The model's name on the server. Workloads that differ only in their requests share a model."""
+    sharing = f"{workload.instances}x{candidate.threads}"
+    return f"{candidate.model}-{candidate.runtime.engine}-{candidate.precision}-{sharing}"
+
+
+def transport(row: Mapping[str, Any]) -> str:
+    """The protocol and, if client and server share memory, the kind of memory. `row`: of a result, or a workload."""
+    memory = {"system": ", shared memory", "cuda": ", CUDA shared memory"}
+    return f"{row['protocol']}{memory.get(row['shared_memory'], '')}"
+
+
+def engine_and_sharing(row: Mapping[str, Any]) -> str:
+    """Engine and precision, unless they are ONNX Runtime in float32, and INSTANCES x THREADS of a result's row."""
+    is_default = (row["engine"], row["precision"]) == ("onnxruntime", "fp32")
+    engine = "" if is_default else f"{SERVED[row['engine']].library} {row['precision']}, "
+    return f"{engine}{row['instances']} x {row['threads'] or 'all'}"

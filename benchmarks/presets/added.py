@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from benchmarks.load.errors import Failed
+from benchmarks.load.published_candidates import Failed
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import SERVED, why_not
 from benchmarks.measure.measured_network import shipped_network

@@ -148,7 +148,7 @@ def check(step: Step) -> None:
 def _missing(fetch: bool) -> Iterator[tuple[str, str]]:
     """What the steps lack, with the reason. MNIST is checked now, since the steps that need it come after minutes."""
     from benchmarks.load.by_perf_analyzer import program
-    from benchmarks.load.errors import Failed
+    from benchmarks.load.published_candidates import Failed
     from export.engines.gpu import find_gpu, require_for_server
     from export.errors import ExportError
     from models.data import DataError, find_idx

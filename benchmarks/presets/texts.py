@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.load import by_perf_analyzer
-from benchmarks.load.errors import WrongAnswer
-from benchmarks.load.published_candidates import edited_config, joining, server_arguments
+from benchmarks.load.published_candidates import WrongAnswer, edited_config, joining, server_arguments
 from benchmarks.measure.foreign_networks import IDS, MASK, NETWORKS, WORDS
 from benchmarks.measure.padding_strategies import (
     CUT,

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.measure.result_file import Run, read
-from benchmarks.reporting.page_markers import fill
 from benchmarks.reporting.tables import TABLES
 from benchmarks.reporting.tables.table import Table, measured_rows
 
@@ -21,6 +20,7 @@ TEMPLATE, GPU_TEMPLATE = (Path(__file__).with_name(name) for name in ("report.md
 GPU_PACKAGES = ("torch", "onnxruntime-gpu", "tensorrt")  # other versions than those of the CPU's results
 OF_A_GPU = "gpu"  # folder of a GPU's results, in the folder of the results
 PAGES = ("README.md", "docs/results.md", "docs/rewrite.md", "docs/scale.md")
+MARKED = re.compile(r"<!-- (\w+) ([^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
 CONSOLE = re.compile(r"(\$ python benchmarks/latency\.py --batch 5000\n).*?(\n```)", re.DOTALL)
 # Function in page_plots.py, and name of the PNG -> file of its result.
 PICTURES = {name: f"{name}.json" for name in ("frontier", "garments", "foreign")} | {"worth": "rewrites.json"}
@@ -28,6 +28,26 @@ PICTURES = {name: f"{name}.json" for name in ("frontier", "garments", "foreign")
 
 class PageError(Exception):
     """The message names the page."""
+
+
+def fill(page: str, makers: Mapping[str, Callable[[Sequence[str]], str]]) -> str:
+    """The page with new blocks. `makers`: kind -> function from the marker's words to the text of the block.
+
+    Blocks of other kinds stay as they are.
+    """
+
+    def block(match: re.Match[str]) -> str:
+        kind, words = match[1], match[2]
+        if kind not in makers:
+            return match[0]
+        return "\n".join(filter(None, [f"<!-- {kind} {words} -->", makers[kind](words.split()), "<!-- end -->"]))
+
+    return MARKED.sub(block, page)
+
+
+def marker_words(page: str, kind: str) -> list[str]:
+    """The words of each marker of that kind, joined by spaces."""
+    return [match[2] for match in MARKED.finditer(page) if match[1] == kind]
 
 
 def read_runs(folder: Path) -> dict[str, Run]:

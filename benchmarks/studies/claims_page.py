@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.reporting.page_markers import fill, marker_words
+from benchmarks.reporting.pages import fill, marker_words
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
 from benchmarks.studies.claims_tables import PICTURES, TABLES

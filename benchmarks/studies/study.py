@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import vitbn_packages  # first: reports another package that hides ours
-from benchmarks.measure.recorded_command_line import PROGRAM, command
+from benchmarks.measure.result_file import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.study_writer import StudyError
 from common.files import reason

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from benchmarks.measure.measured_network import SCORED_BATCH
 from benchmarks.measure.options import json_option, seconds_option
-from benchmarks.measure.recorded_command_line import PROGRAM
+from benchmarks.measure.result_file import PROGRAM
 
 if TYPE_CHECKING:
     from export.compare_logits import Classifier, Images

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from benchmarks.load.by_perf_analyzer import GAP
-from benchmarks.load.errors import Failed
+from benchmarks.load.published_candidates import Failed
 
 Result = TypeVar("Result")
 SHORT_S, LONG_S = 2, 8

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from perf_analyzer_windows import without_gaps
 
 from benchmarks.drills.mixed_texts import POOLED, WORDS, write_encoder
-from benchmarks.load.errors import WrongAnswer
+from benchmarks.load.published_candidates import WrongAnswer
 from benchmarks.measure.foreign_networks import IDS, MASK
 from benchmarks.measure.padding_strategies import (
     CUT,

@@ -20,13 +20,12 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from benchmarks import throughput
 from benchmarks.load import by_perf_analyzer, compared_loads, in_process, published_candidates
-from benchmarks.load.errors import Failed, WrongAnswer
-from benchmarks.load.published_candidates import Published
+from benchmarks.load.published_candidates import Failed, Published, WrongAnswer
 from benchmarks.measure import engines
 from benchmarks.measure.candidate import Candidate
 from benchmarks.measure.engines import OPTIMISED, SERVED
 from benchmarks.measure.measured_network import shipped_network
-from benchmarks.measure.recorded_command_line import command
+from benchmarks.measure.result_file import command
 from benchmarks.measure.workload_settings import Workload
 from benchmarks.reporting.tables.saturation import saturation
 from models.data import DataError

@@ -182,10 +182,10 @@ def _load(cells: Sequence[tuple[Candidate, Workload]], *_: object) -> Iterator[A
     """
     from benchmarks.load import by_perf_analyzer, in_process
     from benchmarks.load.compared_loads import publish_all
-    from benchmarks.load.labels import served_name
     from benchmarks.load.published_candidates import check
     from benchmarks.measure.engines import start
     from benchmarks.measure.progress import one_line
+    from benchmarks.measure.workload_settings import served_name
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -13,7 +13,6 @@ from benchmarks.reporting.tables import (
     network_comparison,
     saturation,
     servers,
-    steadiness,
 )
 from benchmarks.reporting.tables.table import Table
 
@@ -36,7 +35,7 @@ TABLES: Mapping[str, Callable[..., Table | str]] = {
         *(accuracies.accuracy, accuracies.conditions, accuracies.brought),
         *(servers.added, servers.streamed, servers.throughput),
         *(saturation.saturated, servers.machines, servers.beside, servers.drills, servers.shares, servers.counts),
-        steadiness.steady,
+        latencies.steady,
     )
 } | {
     "foreign_speeds": partial(foreign.foreign, intervals=False),

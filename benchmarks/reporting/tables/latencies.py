@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 from benchmarks.measure.engines import BASELINE, COMPARED, ORT, RUNTIMES
 from benchmarks.measure.interleaved_timing import STABLE_ROUNDS, STABLE_WIDTH
 from benchmarks.measure.result_file import Row, Run
+from benchmarks.measure.steadiness import SINGLE_IMAGES, spread, watched
 from benchmarks.reporting.tables.table import (
     Cells,
     Table,
@@ -236,4 +238,14 @@ def engines(run: Run) -> Table:
             | {"p90 ms": f"{row['p90_ms']:.2f}", f"times as fast as {ORT}, or one by one": ratio}
             | {"test accuracy %": "-" if row["accuracy"] is None else percent(row["accuracy"])}
         )
+    return Table(rows)
+
+
+def steady(run: Run) -> Table:
+    """Medians and spreads of matrix products and of single images over the windows of a run."""
+    rows = []
+    for what, windows in watched(run.rows[0]).items():
+        middle = median(windows)
+        text = f"{middle:.3f} ms" if what == SINGLE_IMAGES else f"{middle:,.0f} GFLOP/s"
+        rows.append({"what": what, "median": text, "spread": f"{spread(windows):.0%} between {len(windows)} windows"})
     return Table(rows)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.load.labels import engine_and_sharing, transport
 from benchmarks.measure.result_file import Row, Run
+from benchmarks.measure.workload_settings import engine_and_sharing, transport
 from benchmarks.reporting.tables.table import group_rows
 
 SHORTFALL = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from benchmarks.load.labels import engine_and_sharing, transport
 from benchmarks.measure.result_file import Row, Run
+from benchmarks.measure.workload_settings import engine_and_sharing, transport
 from benchmarks.reporting.tables.table import Cells, Table, find_row, measured_rows, number, ratio_text, times_faster
 
 MAX_LOAD = 0.6  # share of a machine's rate that is used

@@ -119,7 +119,9 @@ def test_the_four_commands_run_word_for_word(checkout: Path, monkeypatch: pytest
     monkeypatch.chdir(checkout)
     monkeypatch.setattr("benchmarks.measure.interleaved_timing.MOST_ROUNDS", 1)
     monkeypatch.setattr("benchmarks.latency.DEFAULT_DEPTH", 1)
-    monkeypatch.setattr("benchmarks.latency.ModelConfig", partial(ModelConfig, dim=16, heads=2, dim_head=8))
+    monkeypatch.setattr(
+        "benchmarks.latency.ModelConfig", partial(ModelConfig, dim=16, heads=4, dim_head=16, mlp_dim=24)
+    )
     monkeypatch.setattr("benchmarks.measure.peak_flops_and_bandwidth.SIDE", {"cpu": 128})
     monkeypatch.setattr("benchmarks.measure.peak_flops_and_bandwidth.STREAM_FLOATS", 1 << 16)
     monkeypatch.setattr(next(each for each in latency.params if each.name == "models"), "default", ("vitbn",))

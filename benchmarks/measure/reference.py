@@ -26,6 +26,7 @@ from export.sample_images import COUNT
 from models.checkpoints.checkpoint import load
 from models.data import Dataset
 from models.networks.config import ModelConfig
+from models.networks.costs import network_macs
 from models.networks.foldable_norms import NormFactory
 from models.networks.layers import Attention
 from models.networks.registry import build, randomise_norms
@@ -73,6 +74,14 @@ class Reference:
                 self._graphs[form] = self.plain, rewritten.macs
         return self._graphs[form]
 
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the network per image, before rewrites. Exports only networks without a formula."""
+        try:
+            return network_macs(self.config)
+        except ValueError:
+            return self.graph(Form("none"))[1]
+
     def images(self, count: int) -> Images:
         """The proof images, repeated to `count`: uint8 (count, C, H, W)."""
         return np.resize(self.proof_images, (count, *self.proof_images.shape[1:]))
@@ -109,7 +118,7 @@ def program(reference: Reference, candidate: Candidate) -> tuple[Program, int]:
         model = copy.deepcopy(reference.model)
         if runtime.fused:
             model.model = with_fused_attention(model.model, reference.config)
-        return model.to(getattr(torch, PRECISIONS[precision].dtype)), reference.graph(Form("none"))[1]
+        return model.to(getattr(torch, PRECISIONS[precision].dtype)), reference.macs
     proto, macs = reference.graph(Form(runtime.rewrites, runtime.fused))
     return _file(reference, proto, precision, runtime.engine), macs
 

@@ -15,7 +15,7 @@ from models.catalog import shipped
 from models.checkpoints.checkpoint import read_config
 from models.networks.config import ModelConfig
 
-SMALL = Network("vitbn", ModelConfig(depth=2, dim=16, heads=2, dim_head=8))
+SMALL = Network("vitbn", ModelConfig(depth=2, dim=16, heads=4, dim_head=16, mlp_dim=24))
 
 
 def test_a_new_engine_is_a_function_a_row_and_its_name_in_its_precisions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,9 +112,9 @@ class Nodes:
     def sum(self, value: ir.Value, axis: int, keepdims: int) -> ir.Value:
         return self._along("ReduceSum", value, [axis], keepdims=keepdims)
 
-    def mean(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """The mean along these axes, which stay with size 1."""
-        return self._along("ReduceMean", value, axes, since=18, keepdims=1)
+    def mean(self, value: ir.Value, axes: Sequence[int], keepdims: int = 1) -> ir.Value:
+        """The mean along these axes, which stay with size 1 by default."""
+        return self._along("ReduceMean", value, axes, since=18, keepdims=keepdims)
 
     def _along(self, operator: str, value: ir.Value, axes: Sequence[int], since: int = 13, **more: int) -> ir.Value:
         """An operator whose axes are an input from opset `since` on, and an attribute before."""

@@ -6,7 +6,7 @@ In: any ONNX model. Out: the same outputs from a graph
 - without functions, and without Constant, Identity, Dropout and other nodes that change nothing;
 - with initialisers for values, and branches for Ifs, that do not depend on the inputs;
 - in which several forms of one operator are written in one: a fill or repetition as Expand, CastLike as Cast,
-  an Einsum as MatMul.
+  an Einsum as MatMul, a sum over its number of terms as ReduceMean.
 
 Raises NotSupported with the node's name: for an opset, operator or body that the passes do not read (see
 `_unsupported`), for random operators, and for Dropout and BatchNormalization in training.
@@ -23,12 +23,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.compiler.errors import NotSupported
-from export.compiler.graph.attributes import attribute_int, optional
-from export.compiler.graph.constants import Constants, constant, integers, is_constant
+from export.compiler.graph.attributes import attribute_int, axes_of, optional
+from export.compiler.graph.constants import UNROUNDED, Constants, constant, integers, is_constant, number
 from export.compiler.graph.def_use import is_read, made_by, remove_unused
 from export.compiler.graph.inline_functions import inline_functions
 from export.compiler.graph.name_dimensions import name_free_dimensions
-from export.compiler.graph.symbolic_shapes import Shapes, same
+from export.compiler.graph.node_builder import nodes_before
+from export.compiler.graph.symbolic_shapes import Shapes, product, same
 from export.compiler.operators.evaluate import UnknownOperator, evaluate_node
 from export.compiler.operators.shape_inference import infer
 from export.compiler.operators.table import RESHAPES, UNLISTED, Trait, operator_of
@@ -71,6 +72,7 @@ def prepare(model: ir.Model) -> None:
     _drop_empty_parts(model.graph)
     drop_no_ops(model.graph)
     replace_scatters(model.graph)
+    _write_means(model.graph)
     _expand_tiles(model.graph)
     remove_unused(model)
 
@@ -238,6 +240,21 @@ def _expand_tiles(graph: ir.Graph) -> None:
         sizes = zip(shapes.dims(source), shapes.dims(out), strict=True)
         if all(same(before, 1) or same(before, after) for before, after in sizes):
             _replace_node(graph, node, ir.node("Expand", [source, node.inputs[1]]))
+
+
+def _write_means(graph: ir.Graph) -> None:
+    """Writes a sum that is divided by the number of its terms as ReduceMean: JAX computes means so."""
+    shapes, constants = Shapes(graph), Constants(graph)
+    for node in list(graph):
+        out = node.outputs[0]
+        total = made_by(node.inputs[0], "ReduceSum") if made_by(out, "Div") else None
+        source, axes = (total.inputs[0], axes_of(total)) if total is not None else (None, None)
+        if total is None or source is None or source.shape is None or not axes or out.dtype not in UNROUNDED:
+            continue
+        dims = shapes.dims(source)
+        if number(node.inputs[1]) == product([dims[axis] for axis in axes]) and out.shape == total.outputs[0].shape:
+            mean = nodes_before(constants, node).mean(source, axes, attribute_int(total, "keepdims", 1))
+            constants.replace(out, mean, "divided")
 
 
 def _replace_node(graph: ir.Graph, old: ir.Node, new: ir.Node) -> None:

@@ -36,7 +36,10 @@ HOISTED = {  # nodes, and the multiply-accumulates for 2 x 6 rows of 4 features,
         2 * 16,
     ),
 }
+SUM = "t = ReduceSum<keepdims = {keep}>(r, rows) y = Div(t, {count})"
+HOISTED |= {f"as JAX computes it, {keep}": (f"{LAYER} {SUM.format(keep=keep, count='six')}", 2 * 16) for keep in (0, 1)}
 STAYS = {
+    "over another number": f"{LAYER} {SUM.format(keep=0, count='five')}",
     "rows in full": f"{LAYER} {MEAN.format(of='m', keep=0)} z = Relu(m)",
     "an output": f"{LAYER} z = Identity(r) {MEAN.format(of='r', keep=0)}",
     "no product": f"h = Elu(x) r = Add(x, h) {MEAN.format(of='r', keep=0)}",
@@ -62,6 +65,8 @@ def network(nodes: str, opset: int = 20) -> ir.Model:
         halves=np.array([2, -1, 6, 4]),
         ends=np.array([-1]),
         end=np.array([3]),
+        six=np.float32(6),
+        five=np.float32(5),
         **numbers,
     )
 
@@ -88,3 +93,4 @@ def test_a_mean_stays(nodes: str) -> None:
 
 def test_a_mean_whose_axes_are_an_attribute() -> None:
     check(f"{LAYER} y = ReduceMean<axes = [1], keepdims = 0>(r)", 2 * 16, opset=17)
+    check(f"{LAYER} {SUM.format(keep=0, count='six')}", 2 * 16, opset=13)

@@ -35,7 +35,7 @@ LONG = (
     *("test_faults.py", "test_readme.py", "test_pack.py", "test_pretrained.py"),
     *("test_onnx_operators.py", "test_tensorrt_graph.py", "test_decoders.py"),
     *("test_operate_live.py", "test_tensorrt_on_a_stub.py", "test_throughput.py", "test_supervisor.py"),
-    *("test_fleet.py", "test_random_graphs.py", "test_web_page.py", "test_latency.py", "test_web_recovery.py"),
+    *("test_fleet.py", "test_random_graphs.py", "test_web_page.py", "test_latency.py"),
     *("test_web_access.py", "test_search.py", "test_outage.py", "test_compiled_networks.py"),
     *("test_image_corruptions.py", "test_serve_foreign.py", "test_tune.py", "test_to_onnx.py", "test_photos.py"),
     *("test_unloading.py", "test_study.py", "test_accuracy.py", "test_train_command.py", "test_training.py"),

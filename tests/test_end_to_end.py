@@ -5,13 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tritonclient.http as http
 from commands import ok
 
 from clients.classifier import Classifier, Options
 from export.to_onnx import export
-from models.data import load_dataset, load_digits
-from serving.local_server import Server, running_server
+from models.data import load_dataset
+from serving.local_server import running_server
 from vitbn import BENCHMARKS, COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -60,15 +59,3 @@ def test_no_module_shadows_another_when_run_as_a_script() -> None:
     dependencies = {"torch", "einops", "onnx", "onnxruntime", "numpy", "click"}
     dependencies |= {"triton", "tritonclient", "tensorrt", "polygraphy"}
     assert not siblings & (folders | dependencies | set(sys.stdlib_module_names))
-
-
-@pytest.mark.live
-def test_labels_come_with_tritons_classification_extension(live_server: Server) -> None:
-    images = load_digits().test_images[:3]
-    tensor = http.InferInput("image", list(images.shape), "UINT8")
-    tensor.set_data_from_numpy(images)
-    with http.InferenceServerClient(live_server.http_url) as client:
-        logits = client.infer("vitbn", [tensor]).as_numpy("logits")
-        output = http.InferRequestedOutput("logits", class_count=1)
-        classes = client.infer("vitbn", [tensor], outputs=[output]).as_numpy("logits")
-    assert [text.decode().split(":")[2] for text in classes.ravel()] == [str(i) for i in logits.argmax(1)]

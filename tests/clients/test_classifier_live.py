@@ -2,6 +2,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import tritonclient.http as http
 
 from clients.classifier import AsyncClassifier, Classifier, ModelNotFound, Options, list_models
 from clients.preprocess import to_model_input
@@ -75,3 +76,14 @@ def test_the_models_of_a_server_are_listed_and_a_missing_model_names_them(live_s
     for name in ("resnet", "", "vitbn/versions/1", "..", "vitbn?", "vit bn"):
         with pytest.raises(ModelNotFound, match="there: vitbn"):
             Classifier(options, name)
+
+
+def test_labels_come_with_tritons_classification_extension(live_server, images):
+    images = images[:3]
+    tensor = http.InferInput("image", list(images.shape), "UINT8")
+    tensor.set_data_from_numpy(images)
+    with http.InferenceServerClient(live_server.http_url) as client:
+        logits = client.infer("vitbn", [tensor]).as_numpy("logits")
+        output = http.InferRequestedOutput("logits", class_count=1)
+        classes = client.infer("vitbn", [tensor], outputs=[output]).as_numpy("logits")
+    assert [text.decode().split(":")[2] for text in classes.ravel()] == [str(i) for i in logits.argmax(1)]

@@ -203,7 +203,7 @@ def _joined(
             raise Refused.at(node, "an axis of texts meets one of tokens")
         dim = tokens.shapes.dims(output)[axis]
         batch += [axis] if kinds == {"batch"} or (not sources and tokens.entries.texts_in(dim) is not None) else []
-        others += [axis] if kinds == {"token"} or (not sources and same(dim, tokens.entries.length)) else []
+        others += [axis] if kinds == {"token"} or (not sources and _is_long(tokens, output, axis)) else []
     if len(batch) != 1:
         raise Refused.at(node, "it joins texts")
     facts = {axis: facts_of(node, roles, moves[axis]) for axis in others}
@@ -218,6 +218,11 @@ def _repeats(tokens: Tokens, node: ir.Node, axis: int) -> bool:
         return False
     before = [1] * (len(dims) - tokens.shapes.rank(source)) + [*tokens.shapes.dims(source)]
     return before[axis] == 1 or (node.op_type == "Tile" and before[axis] == tokens.entries.texts_in(dims[axis]))
+
+
+def _is_long(tokens: Tokens, value: ir.Value, axis: int) -> bool:
+    """Whether an axis has the size of the tokens."""
+    return same(tokens.shapes.dims(value)[axis], tokens.entries.length)
 
 
 def is_shape_input(node: ir.Node, position: int) -> bool:

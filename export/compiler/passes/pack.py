@@ -226,7 +226,11 @@ class _Loop:
         if not self.tokens.roles[output].tokens:
             return [output]
         rows = self.full.reshape(output, [-1, *self._features(output)])
-        return [rows, self.full.range(self.full.scalar_of(self.full.sizes(rows, [0])))]
+        return [rows, self._range(self.full.scalar_of(self.full.sizes(rows, [0])))]
+
+    def _range(self, size: ir.Value) -> ir.Value:
+        """0 to `size` - 1, in the first branch: the indices of texts or tokens that are not sorted."""
+        return self.full.range(size)
 
     def _placeholder(self, value: ir.Value) -> ir.Value:
         """Returned for a value that only the loop's body reads, which then does not run.
@@ -256,7 +260,7 @@ class _Loop:
         """(texts), where the loop has put each text."""
         positions = sorted_positions(self.texts)
         size = self.full.gather(self.full.add("Shape", [self.mask]), self.full.scalar(0))
-        self.full_values[positions] = self.full.range(size)
+        self.full_values[positions] = self._range(size)
         return positions
 
     def _padded(self, rows: ir.Value, indices: ir.Value, features: Sequence[int]) -> ir.Value:

@@ -28,7 +28,7 @@ def _supervise(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     port = METRICS_PORT if options["supervisor_port"] is None else options["supervisor_port"]
     if not options["servers"]:
         return supervise(arguments, port or None, options["health_port"] or None)
-    from serving.fleet.fleet import FIRST_PORT, serve_fleet
+    from serving.fleet import FIRST_PORT, serve_fleet
     from serving.proxy.settings import TlsFiles, read_keys
 
     keys = read_keys(options["keys"]) if options["keys"] else {}

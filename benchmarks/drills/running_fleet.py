@@ -21,7 +21,7 @@ from benchmarks.drills.drill_setup import RELOADED, triton_of
 from benchmarks.drills.hostile_requests import send
 from clients.probing.server_probe import probe_server
 from serving.child import Child, ChildFailed
-from serving.fleet.fleet import PORTS_EACH, SERVICES
+from serving.fleet import PORTS_EACH, SERVICES
 from serving.local_server import ServerFailed
 from serving.ports import answers, free_ports
 from serving.stub_processes import ServerProcesses

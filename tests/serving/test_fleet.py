@@ -23,7 +23,7 @@ from benchmarks.drills.hostile_requests import good, send
 from benchmarks.drills.running_fleet import RunningFleet, _free_block, running_fleet
 from clients.probing.server_probe import probe_server
 from export.publishing.promote import activate, connect
-from serving.fleet.fleet import Member, share
+from serving.fleet import Member, share
 from serving.ports import free_ports
 
 PAUSE_S = 0.01  # without, clients take the cores from the servers

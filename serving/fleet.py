@@ -25,10 +25,15 @@ from serving.proxy.envoy_process import DRAIN_S, Proxy
 from serving.proxy.settings import ANSWER_S, Backend, Settings, TlsFiles
 from serving.signal_loop import Loop, NotInTime, Stopping, say
 
+FIRST_PORT = 8100
 SERVICES = ("http", "grpc", "metrics", "supervisor", "health")
 PORTS_EACH = 10
 HEALTH_S = 2.0  # for the answer of a health check
 DEVICES = "CUDA_VISIBLE_DEVICES"
+START_S = 180.0
+PROXY_OPTIONS = ("--http-port", "--grpc-port", "--http-address")  # the user sets them for the proxy
+DROPPED_OPTIONS = ("--grpc-address", "--metrics-port", "--metrics-address")  # each server gets values from the fleet
+log = partial(say, "fleet")
 
 
 def share(cores: Sequence[int], index: int, count: int) -> set[int]:
@@ -86,13 +91,6 @@ class Member(Child):
     def is_healthy(self) -> bool:
         """Whether every served version passed its last probe."""
         return answers(f"127.0.0.1:{self.ports['health']}", timeout_s=HEALTH_S)
-
-
-FIRST_PORT = 8100
-START_S = 180.0
-PROXY_OPTIONS = ("--http-port", "--grpc-port", "--http-address")  # the user sets them for the proxy
-DROPPED_OPTIONS = ("--grpc-address", "--metrics-port", "--metrics-address")  # each server gets values from the fleet
-log = partial(say, "fleet")
 
 
 class Fleet(Loop):

@@ -25,7 +25,7 @@ WHOLE_NUMBERS = {ir.DataType.INT32, ir.DataType.INT64}
 SAMPLE_SIZES = ((3, 5, 7, 11, 13), (10_007, 10_009, 10_037, 10_039, 10_061))
 
 NOMINAL = 64  # the size that a free dimension is taken for where the caller gives no sizes
-FAR = (1 << 31) - 1  # as the end of a Slice: the end of the axis; exporters write this or larger numbers
+FAR = 10**9  # as the end of a Slice: the end of the axis; tf2onnx writes this, other exporters larger numbers
 
 
 def slices(node: ir.Node, rank: int) -> dict[int, tuple[int, int, int]] | None:

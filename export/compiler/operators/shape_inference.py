@@ -106,6 +106,9 @@ def _slice(context: ShapeInferenceContext, node: ir.Node) -> None:
         before = number(source.shape[axis])
         if not isinstance(before, ir.SymbolicDim):
             continue
+        if start == 0 and end >= FAR and step == 1:
+            dims[axis] = before
+            continue
         sizes = [max(least(before), 1), FAR, *(abs(bound) + more for bound in (start, end) for more in (0, 1))]
         counts = {len(range(size)[slice(start, end, step)]) for size in sizes if sizes[0] <= size <= FAR}
         if len(counts) == 1:

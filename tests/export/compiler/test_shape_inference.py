@@ -97,12 +97,14 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
         ("float[b, 3, 4] x", "y = MaxPool<ceil_mode = 1, kernel_shape = [1], strides = [2]>(x)", "[b,3,2]"),
         ("float[b, n, 4] x", "y = Slice(x, minus_three, three, one_axis)", "[b,_d0,4]"),
         ("float[b, n, 4] x", "y = Slice(x, one_axis, two, one_axis)", "[b,_d0,4]"),  # no row of a single row
+        ("float[b, n, 4] x", "y = Slice(x, zero, billion, one_axis)", "[b,n,4]"),  # as tf2onnx writes [:]
         ("float[b, h, n] x", "s = Shape(x) p = ReduceProd(s) y = Expand(three, p)", "[b*h*n]"),
     ],
 )
 def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, expected: str) -> None:
     given = {"vector": np.ones(4, np.float32), "one": np.array([1, 1]), "seven": np.array([1, 7, 8])}
     given |= {"minus_three": np.array([-3]), "three": np.array([3]), "one_axis": np.array([1]), "two": np.array([2])}
+    given |= {"zero": np.array([0]), "billion": np.array([10**9])}
     model = parse(f"{HEAD} ({inputs}) => (float y) {{ {nodes} }}", **given)
     for value in model.graph.inputs:
         value.shape = None if value.shape is not None and not len(value.shape) else value.shape

@@ -137,7 +137,7 @@ def optimise(
             continue
         outcome = _pass(name)(copy, sizes)
         if outcome.sites:
-            settle(copy, norms_gone=any(site.operator == NORM for site in outcome.sites))
+            settle(copy)
             work = model_work(copy, sizes)
         steps.append(Step(name, work, outcome.sites, outcome.refusals))
     if packed is not None:

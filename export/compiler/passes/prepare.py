@@ -77,13 +77,10 @@ def prepare(model: ir.Model) -> None:
     remove_unused(model)
 
 
-def settle(model: ir.Model, norms_gone: bool = False) -> None:
-    """Brings a prepared model that a pass has changed back into the prepared form.
-
-    `norms_gone`: whether the pass has folded norms. A norm may be why `unflatten` left rows (B N, D) as they were.
-    """
+def settle(model: ir.Model) -> None:
+    """Brings a prepared model that a pass has changed back into the prepared form."""
     drop_unread(model)
-    while _fold_constants(model.graph) or (norms_gone and unflatten(model.graph)):
+    while _fold_constants(model.graph):
         drop_unread(model)
     drop_no_ops(model.graph, RESHAPES)  # other operators are tidy's
     remove_unused(model)

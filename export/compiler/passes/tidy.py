@@ -4,6 +4,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
 
     Reshape(Reshape(x)) = Reshape(x)                   Transpose(Transpose(x)) = Transpose(x), or x
     Transpose(x) = Reshape(x), if only axes of size 1 change places
+    Transpose(BN(Transpose(x))) = scale x + shift
     Squeeze(Transpose(x)) = Transpose(Squeeze(x))
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
     f(X)[:, 0] = f(X[:, 0])                            for the only row of X and operators f on single rows
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import constant_term
+from export.compiler.analyses.affine import Affines, constant_term
 from export.compiler.analyses.batch_invariant import concat_as_padding
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import attribute_int, given, opset, permutation
@@ -140,6 +141,19 @@ def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     return tidying.node(node, "Transpose", [source], perm=order)
 
 
+def _norm_of_features(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    """Transpose(BatchNormalization(Transpose(x))) = scale x + shift, of a norm that no linear layer takes up."""
+    norm, rank = made_by(node.inputs[0], "BatchNormalization"), tidying.shapes.rank(node.outputs[0])
+    form = Affines(tidying.shapes).of(node.outputs[0])
+    if norm is None or only_reader(norm.outputs[0]) is not node or form.order != tuple(range(rank)):
+        return None
+    if not form.norms or form.root.dtype not in UNROUNDED:
+        return None
+    name, dtype = node.outputs[0].name, form.root.dtype
+    scaled = tidying.node(node, "Mul", [form.root, tidying.constants.add(form.scale, f"{name}_scale", dtype)])
+    return tidying.node(node, "Add", [scaled, tidying.constants.add(form.shift, f"{name}_shift", dtype)])
+
+
 def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """Squeeze(Transpose(x)) = Transpose(Squeeze(x)), if the new Transpose leaves the first and the last axis.
 
@@ -248,6 +262,7 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     "Transpose": {
         "moves axes of size 1": _transpose_of_ones,
         "joined with the transpose before it": _transpose_of_transpose,
+        "written as a product and a sum": _norm_of_features,
     },
     "Add": {
         "padded and summed with the tokens that all share": _class_token_as_pad,

@@ -114,8 +114,8 @@ class _Unflattening:
         first, flat = optional(node, 0), {k: value for k, value in enumerate(node.inputs) if value in self.tokens}
         token_axes = [self._token_axes(value) for value in flat.values() if value is not None]
         match node.op_type:
-            case "BatchNormalization":  # it folds on flat rows, too; but a sum with its input needs both as tokens
-                fits = self.shapes.rank(outputs[0]) == 2 and first is not None and len(first.uses()) > 1
+            case "BatchNormalization":
+                fits = self.shapes.rank(outputs[0]) == 2
             case "Gemm":
                 fits = _is_product(node, optional(node, 2))
             case "GatherND":

@@ -13,6 +13,7 @@ from export.compiler.passes import reorder_patch_features, tidy
 from export.compiler.pipeline import Rewritten, optimise
 
 BATCHES = [(3, 4, 6), (1, 4, 6)]
+NORM = "t = Transpose<perm = [0, 2, 1]>(x) n = BatchNormalization(t, row, row, row, variance)"
 TIDIED = [
     ("f = Reshape(x, flat) y = Reshape(f, heads)", ["Reshape"]),
     ("f = Flatten(x) y = Reshape(f, heads)", ["Reshape"]),
@@ -23,6 +24,7 @@ TIDIED = [
         ["Relu"],
     ),
     ("u = Unsqueeze(x, one) t = Transpose<perm = [0, 2, 1, 3]>(u) y = Reshape(t, heads)", ["Reshape"]),
+    (f"{NORM} y = Transpose<perm = [0, 2, 1]>(n)", ["Mul", "Add"]),
     ("c = Concat<axis = 1>(shared, x) y = Add(c, wide)", ["Pad", "Add"]),
     ("c = Concat<axis = 1>(x, shared) y = Add(c, wide)", ["Pad", "Add"]),
     (
@@ -43,6 +45,8 @@ TIDIED = [
 STAYS = [
     "c = Concat<axis = 1>(x, x) y = Relu(c)",
     "t = Transpose<perm = [0, 2, 1]>(x) y = Relu(t)",
+    f"{NORM} r = Relu(n) u = Transpose<perm = [0, 2, 1]>(n) v = Transpose<perm = [0, 2, 1]>(r) y = Add(u, v)",
+    f"{NORM} y = Transpose<perm = [1, 0, 2]>(n)",
     "m = MatMul(x, w) y = Gather<axis = 1>(m, zero)",  # of several rows
     "r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)",  # without a product
     "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
@@ -62,6 +66,7 @@ def network(nodes: str) -> ir.Model:
         **{"flat": [-1, 24], "heads": [-1, 4, 2, 3], "single": [-1, 4, 1, 2, 3]},
         **{"one": [1], "two": [2], "three": [3], "four": [4], "six": [6], "first": [0], "zero": 0},
         **{name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()},
+        variance=(rng.random(6) + 0.5).astype(np.float32),
     )
 
 

@@ -190,16 +190,17 @@ def test_a_layer_that_is_no_product_of_rows_stays(nodes: str) -> None:
         rewrite(model(nodes), ["y[:,-1]"], sizes={"n": 2, "s": 10})
 
 
-def test_a_norm_that_is_folded_leaves_flat_rows_to_the_passes() -> None:
+@pytest.mark.parametrize("made", ["made = MatMul(x, w)", "product = MatMul(x, w) made = Relu(product)"])
+def test_a_norm_of_flat_rows_becomes_one_of_tokens_whether_it_folds_or_not(made: str) -> None:
     """As LeViT writes each linear layer: a product, flat rows for BatchNorm, heads."""
     rng = np.random.default_rng(0)
     original = parse(
-        """<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, 4] y) {
-            made = MatMul(x, w) flat = Reshape(made, rows)
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[b, n, 4] x) => (float[b, 4] y) {{
+            {made} flat = Reshape(made, rows)
             normed = BatchNormalization(flat, scale, shift, mean, variance) lengths = Shape<end = 2>(x)
             sizes = Concat<axis = 0>(lengths, halves) heads = Reshape(normed, sizes)
             row = Gather<axis = 1>(heads, first)
-            y = Reshape(row, rows) }""",
+            y = Reshape(row, rows) }}""",
         rows=np.array([-1, 4]),
         first=np.array(0),
         halves=np.array([2, 2]),

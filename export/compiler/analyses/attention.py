@@ -35,7 +35,7 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
         if node is None or node.domain or node.op_type not in ("MatMul", *BETWEEN):
             raise Refused.of(value, "stands between scores and softmax")
         if node.op_type == "MatMul":
-            if not same_shape(shapes.dims(value), shapes.dims(softmax.outputs[0])):
+            if not _has_shape_of_scores(shapes, value, softmax):
                 raise Refused.of(value, "expected scores of the softmax's shape")
             if value.is_graph_output():
                 raise Refused.of(value, "its scores are an output of the graph")
@@ -48,13 +48,25 @@ def scores_of(shapes: Shapes, softmax: ir.Node) -> tuple[ir.Node, bool]:
 
 
 def _from_matmul(shapes: Shapes, value: ir.Value, softmax: ir.Node, most: int = MOST_BETWEEN) -> bool:
-    """Whether at most `most` operators of BETWEEN, all of the scores' shape, lead back from the value to a MatMul."""
-    if is_constant(value) or not same_shape(shapes.dims(value), shapes.dims(softmax.outputs[0])):
+    """Whether at most `most` operators of BETWEEN, of the shape of scores, lead back from the value to a MatMul."""
+    if is_constant(value) or not _has_shape_of_scores(shapes, value, softmax):
         return False
     node = made_by(value, *BETWEEN) if most else None
     operands = node.inputs[node.op_type == "Where" :] if node is not None else ()  # without the condition
     leads = [_from_matmul(shapes, operand, softmax, most - 1) for operand in operands if operand is not None]
     return any(leads) or made_by(value, "MatMul") is not None
+
+
+def _has_shape_of_scores(shapes: Shapes, value: ir.Value, softmax: ir.Node) -> bool:
+    """Whether a value has the softmax's shape, or (batch, heads, queries, tokens) that a mask may repeat.
+
+    A mask whose axes have other names than those of the ids may have more texts. The tokens of both agree, or the
+    product with the values fails.
+    """
+    dims, others = shapes.dims(value), shapes.dims(softmax.outputs[0])
+    if len(dims) == len(others) == 4:
+        return same_shape(dims[1:3], others[1:3])
+    return same_shape(dims, others)
 
 
 def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:

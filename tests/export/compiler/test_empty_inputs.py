@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import Encoder, Vision, export, manifest_of, parse, run, wrote
+from foreign_networks import Encoder, Vision, check_equal, export, manifest_of, parse, run, wrote
 from numpy.typing import NDArray
 
 from export.compiler.analyses import bias_shifts
@@ -87,6 +87,7 @@ POOLED = """
     back = Transpose<perm = [0, 2, 1, 3]>(mixed) joined = Reshape(back, wide) {out} }}
 """
 APART = "scores = MatMul(qh, kh) weights = Softmax<axis = -1>(scores) mixed = MatMul(weights, vh)"
+MASKED = APART.replace("weights = Softmax<axis = -1>(scores)", "shown = Add(scores, mask) weights = Softmax(shown)")
 JOINED_HEADS = """count = Shape<start = 1, end = 2>(x) texts = Shape<start = 0, end = 1>(x) rows = Mul(texts, two)
     by_keys = Concat<axis = 0>(rows, four, count) kj = Reshape<allowzero = 1>(kh, by_keys)
     by_values = Concat<axis = 0>(rows, count, four) vj = Reshape<allowzero = 1>(vh, by_values)
@@ -111,6 +112,7 @@ POOLS = [
 def pooled(folder: Path, tokens: str, out: str, queries: int, attention: str = APART) -> Path:
     """An attention with `queries` of its own pools any number of tokens, without a token into the bias alone."""
     asked = f", float[b, {queries}, 8] asked" if tokens == OWN else ""
+    asked += ", float[c, 1, 1, m] mask" if attention == MASKED else ""
     rng = np.random.default_rng(0)
     weights = {f"w{place}": rng.standard_normal((8, 8)).astype(np.float32) for place in range(5)}
     rows = {name: rng.standard_normal(8).astype(np.float32) for name in ("bias", "row", "early")}
@@ -134,6 +136,18 @@ def test_tokens_pooled_by_an_attention_may_be_none(
     assert wrong.exit_code
     assert "n=0" in wrong.output
     assert not (tmp_path / "wrong.onnx").exists()
+
+
+@pytest.mark.parametrize("out", [PROJECTED, JOINED])
+@pytest.mark.parametrize("queries", [1, 2])
+def test_a_mask_whose_axes_have_other_names_may_have_more_texts(queries: int, out: str, tmp_path: Path) -> None:
+    original = ir.load(pooled(tmp_path, SHARED, out, queries, MASKED))
+    done = optimise(original)
+    assert "absorb-queries" in done.applied
+    rng = np.random.default_rng(0)
+    for texts, masks, columns in [(3, 1, 5), (1, 3, 5), (2, 2, 1), (3, 3, 5)]:
+        mask = -1e4 * rng.integers(0, 2, (masks, 1, 1, columns)).astype(np.float32)
+        check_equal(original, done.model, {"x": rng.standard_normal((texts, 5, 8)).astype(np.float32), "mask": mask})
 
 
 def test_a_bias_of_tokens_that_may_be_none_is_not_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ TEST_IMAGES_RIGHT = "test images right, %"
 # Results of the studies. Short runs have 5 epochs of 10,000 images, full runs the published size.
 SHORT_RUN, SHORT_RUN_WHOLE = "learning-rates-three-seeds/learning-rates", "learning-rates/learning-rates"
 FULL_RUN_AT_0_01 = "learning-rates-0.01-all-images/learning-rates"
-GARMENTS = {rate: f"garments-learning-rates-{rate:g}-one-block/learning-rates" for rate in RATES}
+GARMENTS = {1: "one-block", 6: "six-blocks-each"}  # depth of all networks -> folder's end
 SHORT_DEPTHS = range(2, 8)
 FULL_DEPTHS = {
     0.003: {depth: f"depths-0.003-depth-{depth}/depths" for depth in range(1, 8)},
@@ -91,6 +91,24 @@ def accuracies_at_rate(rate: float, *published: str) -> list[Row]:
         row_of_models("6 against 1, short run: last epoch", SHORT_RUN, rate, SIX_AGAINST_ONE, last),
         ("6 blocks each: last epoch", *((last, key) for key in six_blocks_each(rate))),
         ("6 blocks each: mean of the epochs", *((average, key) for key in six_blocks_each(rate))),
+    ]
+
+
+def garments_study(rate: float, depth: int) -> str:
+    return f"garments-learning-rates-{rate:g}-{GARMENTS[depth]}/learning-rates"
+
+
+def garments(name: str, figure: Callable[..., str]) -> list[Row]:
+    """A figure of the networks trained on Fashion-MNIST, at each rate and depth."""
+    return [
+        (name, "ViT", "ViTBNFFN", "ViTBN", "size"),
+        *(
+            row_of_models(
+                f"rate {rate:g}, {blocks_of(depth)} each", garments_study(rate, depth), rate, [depth] * 3, figure
+            )
+            for depth in GARMENTS
+            for rate in RATES
+        ),
     ]
 
 
@@ -257,14 +275,8 @@ TABLES: dict[str, list[Row]] = {
         change_between_rates("vitbnffn", 3, "92 to 90"),
         *(change_between_rates(model, 4, "as at 3, stronger") for model in PAIR),
     ],
-    "garments": [
-        ("test garments right, %", "ViT", "ViTBNFFN", "ViTBN", "size"),
-        *(
-            row_of_models(f"rate {rate:g}, 1 block each: {name}", study, rate, (1, 1, 1), figure)
-            for rate, study in GARMENTS.items()
-            for name, figure in (("last epoch", last), ("mean of the epochs", average))
-        ),
-    ],
+    "garments": garments("test garments right, last epoch, %", last),
+    "garments-means": garments("test garments right, mean of the epochs, %", average),
     "sigmoids": [
         (TEST_IMAGES_RIGHT, "without BatchNorm", "with BatchNorm", "size"),
         *(
@@ -302,6 +314,15 @@ def rate_picture(rate: float, *published: float) -> Callable[[Results], Picture]
         return Picture(f"Learning rate {rate:g}", note, "epoch", "test images right (%)", "accuracy", panels)
 
     return picture
+
+
+def garments_picture(results: Results) -> Picture:
+    panels = {
+        f"learning rate {rate:g}": [curve(results, (garments_study(rate, 6), model, 6, rate)) for model in MODELS]
+        for rate in RATES
+    }
+    note = f"{results.size(garments_study(RATES[0], 6))}."
+    return Picture("Garments, 6 blocks each", note, "epoch", "test images right (%)", "accuracy", panels)
 
 
 def sigmoid_picture(results: Results) -> Picture:
@@ -381,6 +402,7 @@ PICTURES: dict[str, Callable[[Results], Picture]] = {
     "rate-0.01": rate_picture(0.01),
     "time-by-rate": time_picture,
     "sigmoids": sigmoid_picture,
+    "garments": garments_picture,
     "depth": depth_picture,
     "loss": loss_picture,
     "searched": searched_picture,

@@ -7,7 +7,7 @@ The children of serving/:
 - triton_server, a supervised Triton: ready when it answers its index; alive while it runs; revived at once, then after
   0.5 to 30 s; SIGTERM, SIGKILL after 4.5 s; its stubs and their memory are removed with it; output to a bounded pipe
 - prober, the repeated probe: alive while it writes verdicts; revived after 5 s; SIGKILL; it writes JSON lines
-- fleet/member, a supervisor: ready when its health port answers; revived after 5 s; SIGTERM, SIGKILL after 8 s
+- fleet, a supervisor: ready when its health port answers; revived after 5 s; SIGTERM, SIGKILL after 8 s
 - proxy/envoy_process, Envoy: ready when it says LIVE; alive while it runs and answers; revived after 1 s; its listeners
   are drained for 2 s, then SIGTERM, SIGKILL after 3 s; output to a file
 - local_server, a server for a `with` block: ready when Triton says so; started again after a crash at its start;

@@ -5,7 +5,7 @@ In: a prepared graph, after the passes that multiply less. Out: the same outputs
     Reshape(Reshape(x)) = Reshape(x)                   Transpose(Transpose(x)) = Transpose(x), or x
     Transpose(x) = Reshape(x), if only axes of size 1 change places
     Transpose(BN(Transpose(x))) = scale x + shift
-    Squeeze(Transpose(x)) = Transpose(Squeeze(x))
+    Squeeze(Transpose(x)) = Transpose(Squeeze(x))      x[0] = Squeeze(x), if it has one row
     [t; x] + b = pad(x) + ([t; 0] + b)                 for a token t that all images share
     f(X)[:, 0] = f(X[:, 0])                            for the only row of X and operators f on single rows
     (x P) W = x (P W)                                  for an order P of features, see `reorder_patch_features`
@@ -183,6 +183,15 @@ def _squeeze_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     return tidying.node(node, "Transpose", [squeezed], perm=perm)
 
 
+def _only_row(tidying: Tidying, node: ir.Node) -> ir.Value | None:
+    """x[0] = Squeeze(x), if x has one row."""
+    source, index = given(node, 0), given(node, 1)
+    if integers(index) not in ([0], [-1]) or tidying.shapes.rank(index):
+        return None
+    axis = attribute_int(node, "axis", 0) % tidying.shapes.rank(source)
+    return tidying.squeezed(node, source, [axis]) if same(tidying.shapes.dims(source)[axis], 1) else None
+
+
 def _row_on_two_axes(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """f(X)[:, 0] = f(X[:, 0]) for the only row of X, if f has a product: on two axes ONNX Runtime adds its bias too."""
     source, index, shapes = given(node, 0), given(node, 1), tidying.shapes
@@ -269,5 +278,6 @@ RULES: Mapping[str, Mapping[str, Rule]] = {
     },
     "Gather": {
         "computed as the only row": _row_on_two_axes,
+        "is the only row": _only_row,
     },
 }

@@ -32,6 +32,11 @@ TIDIED = [
         "y = Gather<axis = 1>(s, zero)",
         ["Gather", "Squeeze", "MatMul", "Add", "Gelu", "Add"],
     ),
+    ("r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)", ["Gather", "Relu", "Squeeze"]),
+    (
+        "r = Gather<axis = 1>(x, one) m = Relu(r) t = Transpose<perm = [2, 1, 0]>(m) y = Gather<axis = 1>(t, zero)",
+        ["Gather", "Relu", "Transpose", "Squeeze"],  # the batch moves
+    ),
     (
         "q = Gather<axis = 0>(sizes, first) s = Concat<axis = 0>(q, four, two, three) h = Reshape(x, s) "
         "t = Transpose<perm = [0, 2, 1, 3]>(h) u = Relu(t) y = Transpose<perm = [0, 2, 3, 1]>(u)",
@@ -48,7 +53,6 @@ STAYS = [
     f"{NORM} r = Relu(n) u = Transpose<perm = [0, 2, 1]>(n) v = Transpose<perm = [0, 2, 1]>(r) y = Add(u, v)",
     f"{NORM} y = Transpose<perm = [1, 0, 2]>(n)",
     "m = MatMul(x, w) y = Gather<axis = 1>(m, zero)",  # of several rows
-    "r = Gather<axis = 1>(x, one) g = Relu(r) y = Gather<axis = 1>(g, zero)",  # without a product
     "c = Concat<axis = 1>(shared, x) r = Relu(c) s = Add(c, wide) y = Add(s, r)",
     "t = Transpose<perm = [1, 0, 2]>(x) s = Concat<axis = 0>(sizes, four, six) y = Reshape(t, s)",  # moves the batch
 ]

@@ -164,7 +164,9 @@ class _Unflattening:
             order, back = [0, new_axes + 1, *range(1, new_axes + 1)], [0, *range(2, new_axes + 2), 1]
             features_first = self._before(node).add("Transpose", [inputs[0]], perm=order)
             normed = self._before(node).add(node.op_type, [features_first, *inputs[1:]], **node.attributes)
-            return [self._before(node).add("Transpose", [normed], shape, perm=back)]
+            tokens = self._before(node).add("Transpose", [normed], shape, perm=back)
+            tokens.name = self.constants.name(f"{outputs[0].name}_tokens")
+            return [tokens]
         new = self._before(node).copy(node, inputs, "tokens")
         if (like := _shape_source(node)) in self.tokens and node.inputs[0] not in self.tokens:
             new.replace_input_with(1, self._before(new).add("Shape", [self.tokens[like]]))

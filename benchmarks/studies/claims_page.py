@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs/claims.md, which claims_tables.py holds as data.
+"""Writes the tables and pictures of docs/claims.md, which claims_tables.py and claims_pictures.py hold as data.
 
 In: the page, whose prose and verdicts are written by hand, and the studies' JSON files. Out: the page with the tables
 between their markers (`<!-- table NAME -->` to `<!-- end -->`), and its pictures.
@@ -12,7 +12,8 @@ from pathlib import Path
 from benchmarks.reporting.pages import fill, marker_words
 from benchmarks.reporting.plotting import png
 from benchmarks.reporting.tables.table import Table
-from benchmarks.studies.claims_tables import PICTURES, TABLES
+from benchmarks.studies.claims_pictures import PICTURES
+from benchmarks.studies.claims_tables import TABLES
 from benchmarks.studies.results import Results
 from benchmarks.studies.study_writer import StudyError
 from common.files import write_atomically

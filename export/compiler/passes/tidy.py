@@ -143,11 +143,11 @@ def _transpose_of_transpose(tidying: Tidying, node: ir.Node) -> ir.Value | None:
 
 def _norm_of_features(tidying: Tidying, node: ir.Node) -> ir.Value | None:
     """Transpose(BatchNormalization(Transpose(x))) = scale x + shift, of a norm that no linear layer takes up."""
-    norm, rank = made_by(node.inputs[0], "BatchNormalization"), tidying.shapes.rank(node.outputs[0])
-    form = Affines(tidying.shapes).of(node.outputs[0])
-    if norm is None or only_reader(norm.outputs[0]) is not node or form.order != tuple(range(rank)):
+    norm = made_by(node.inputs[0], "BatchNormalization")
+    if norm is None or only_reader(norm.outputs[0]) is not node:
         return None
-    if not form.norms or form.root.dtype not in UNROUNDED:
+    form = Affines(tidying.shapes).of(node.outputs[0])
+    if not form.norms or [*form.order] != sorted(form.order) or form.root.dtype not in UNROUNDED:
         return None
     name, dtype = node.outputs[0].name, form.root.dtype
     scaled = tidying.node(node, "Mul", [form.root, tidying.constants.add(form.scale, f"{name}_scale", dtype)])

@@ -7,7 +7,8 @@ import pytest
 from commands import failure
 
 from benchmarks.studies.claims_page import drawn_from, filled, rows_of, write
-from benchmarks.studies.claims_tables import PICTURES, TABLES
+from benchmarks.studies.claims_pictures import PICTURES
+from benchmarks.studies.claims_tables import TABLES
 from benchmarks.studies.results import Results
 from benchmarks.studies.study import study
 from benchmarks.studies.study_writer import StudyError

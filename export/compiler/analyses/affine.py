@@ -83,16 +83,11 @@ class Affines:
                 return None
 
     def _batch_norm(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
-        arrays = [constant(parameter) for parameter in node.inputs[1:5]]
-        parameters = [array for array in arrays if array is not None]
-        if len(parameters) < 4 or node.inputs[0] is None or value.index():
+        form = batch_norm(node)
+        if form is None or node.inputs[0] is None or value.index():
             return None
-        gamma, beta, mean, variance = (array.reshape([1, -1] + [1] * (rank - 2)) for array in parameters)
-        positive_variance = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
-        if not (positive_variance > 0).all():
-            return None
-        scale = gamma / np.sqrt(positive_variance)
-        return self._then(self.of(node.inputs[0]), scale, beta - mean * scale, node)
+        scale, shift = (array.reshape([1, -1] + [1] * (rank - 2)) for array in form)
+        return self._then(self.of(node.inputs[0]), scale, shift, node)
 
     def _arithmetic(self, node: ir.Node, value: ir.Value, rank: int) -> Affine | None:
         left, right = node.inputs
@@ -127,6 +122,20 @@ class Affines:
             return None
         nodes = tuple(dict.fromkeys((*first.nodes, *second.nodes, node)))
         return Affine(first.root, first.order, first.scale + second.scale, first.shift + second.shift, nodes)
+
+
+def batch_norm(node: ir.Node) -> tuple[Array, Array] | None:
+    """Scale and shift (channels,) of a BatchNormalization; None if its constants are not known or not positive."""
+    arrays = [constant(parameter) for parameter in node.inputs[1:5]]
+    parameters = [array for array in arrays if array is not None]
+    if len(parameters) < 4:
+        return None
+    gamma, beta, mean, variance = parameters
+    positive_variance = variance + attribute_float(node, "epsilon", DEFAULT_EPSILON)
+    if not (positive_variance > 0).all():
+        return None
+    scale = gamma / np.sqrt(positive_variance)
+    return scale, beta - mean * scale
 
 
 def _is_twice_gelu(value: ir.Value) -> bool:

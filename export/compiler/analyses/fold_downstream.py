@@ -4,9 +4,12 @@ In: a value that is scale * root + shift, with both arrays. Out: a `Change` of w
 readers may read the root instead of the value; Refused if a reader cannot:
 
     (D x + c) W + b = x (D W) + (c W + b)
+    (D x + c) + Y W + b = D (x + Y (W / D) + (b + c) / D)
     norm(s x + c; epsilon) = sign(s) norm(x; epsilon / s^2)
 
-In front of a norm s and c must be single numbers for each row that is normalised; of a norm without a mean c must be 0.
+The second is a residual connection behind a BatchNormalization: the layers that add to it take up the inverse, and the
+readers of the sum the scale D. In front of another norm than BatchNormalization s and c must be single numbers for each
+row that is normalised; of a norm without a mean c must be 0.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from export.compiler.analyses.affine import DEFAULT_EPSILON, axis_of
+from export.compiler.analyses.affine import DEFAULT_EPSILON, axis_of, batch_norm
+from export.compiler.analyses.fold_upstream import fold_upstream
 from export.compiler.analyses.linear_layer_changes import (
     Change,
     by_feature,
@@ -40,11 +44,12 @@ from export.compiler.graph.attributes import (
 )
 from export.compiler.graph.constants import Array, doubles, is_constant
 from export.compiler.graph.def_use import is_read
-from export.compiler.graph.symbolic_shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes, same_shape
 from export.compiler.operators.table import NORMALISING, VIEWS, view_of
 
 POOLS = ("AveragePool", "GlobalAveragePool")
 FLOAT32 = np.finfo(np.float32)
+SMALLEST = 1e-12  # of a scale that is divided out
 
 
 def fold_downstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array) -> list[Change]:
@@ -58,11 +63,16 @@ def fold_downstream(shapes: Shapes, value: ir.Value, scale: Array, shift: Array)
     uses = [use for use in value.uses() if not reads_shape_alone(use.node)]
     changes: list[Change] = []
     for use in uses:
+        if use.node.op_type == "Add" and len(uses) > 1:  # else the layers before the value take up the map
+            changes += _past_sum(shapes, use.node, use.idx, scale, shift)
+            continue
         if use.idx or use.node.domain:
             raise Refused(value.name or "", use.node.op_type, "reads it as more than its first input")
         changes += _into(shapes, use.node, value, scale, shift)
-    if not changes or len({change.node for change in changes}) < len(changes):
+    if not changes:
         raise Refused(value.name or "", "", "no linear layer reads it")
+    if len({change.node for change in changes}) < len(changes):
+        raise Refused(value.name or "", "", "a layer would change twice")
     return changes
 
 
@@ -76,6 +86,9 @@ def _into(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shift: A
             if node.op_type == "Conv"
             else [_into_matrix(node, weight, scale, shift)]
         )
+    if node.op_type == "BatchNormalization":
+        expect_channels(node, axis, 1)
+        return [_into_batch_norm(node, scale, shift)]
     if node.op_type in NORMALISING:
         return [_into_norm(node, rank, narrowed(scale), narrowed(shift))]
     if node.op_type in ("ReduceMean", *POOLS):
@@ -114,6 +127,27 @@ def _into_conv(shapes: Shapes, node: ir.Node, value: ir.Value, scale: Array, shi
     bias = old_bias(node) + (grouped * wide_shift).reshape(weight.shape[0], -1).sum(1)
     scaled_weight = (grouped * wide_scale).reshape(weight.shape)
     return Change(node, lambda: scaled_weight, weight.shape, bias)
+
+
+def _past_sum(shapes: Shapes, node: ir.Node, position: int, scale: Array, shift: Array) -> Iterable[Change]:
+    """Into the layers that make the other term of a sum, divided by the scale, and into the readers of the sum."""
+    term, total, least = given(node, 1 - position), node.outputs[0], np.abs(scale).min()
+    if not all(same_shape(shapes.dims(given(node, k)), shapes.dims(total)) for k in (0, 1)):
+        raise Refused.at(node, "adds what is not of the sum's shape")
+    if not SMALLEST < least <= np.abs(scale).max() < 1 / SMALLEST:
+        raise Refused.at(node, f"would be divided by a scale of {least:g}")
+    yield from fold_upstream(shapes, term, 1 / scale, shift / scale, {node})
+    yield from fold_downstream(shapes, total, scale, np.zeros_like(shift))
+
+
+def _into_batch_norm(node: ir.Node, scale: Array, shift: Array) -> Change:
+    form = batch_norm(node)
+    if form is None:
+        raise Refused.at(node, "expected constants, and a variance over 0")
+    steepness, offset = form
+    wide_scale, wide_shift = by_feature(steepness.size, scale, shift)
+    beta = offset + steepness * (wide_scale * doubles(given(node, 3)) + wide_shift)
+    return scaled(node, given(node, 1), wide_scale, beta)
 
 
 def _into_norm(node: ir.Node, rank: int, scale: Array, shift: Array) -> Change:

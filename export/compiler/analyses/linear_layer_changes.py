@@ -96,7 +96,7 @@ def outputs_of(node: ir.Node, shape: Sequence[int]) -> int:
     """The number of output features of a linear layer whose weight has this shape."""
     if node.op_type == "ConvTranspose":
         return shape[1] * attribute_int(node, "group", 1)
-    return shape[0 if node.op_type == "Conv" or is_transposed(node) else 1]
+    return shape[0 if node.op_type in ("Conv", "BatchNormalization") or is_transposed(node) else 1]
 
 
 def by_output(node: ir.Node, shape: Sequence[int], numbers: Array) -> Array:

@@ -1,7 +1,7 @@
 """Folds affine maps into the linear layers before or after them: BatchNormalization, scales and shifts.
 
 In: any graph. Out: the same outputs, without maps z = x * scale + shift next to a MatMul, Gemm or Conv, after a
-ConvTranspose or before a norm, also through Transpose, Reshape, Slice and means:
+ConvTranspose or before a norm, also through Transpose, Reshape, Slice, means and residual sums:
 
     (x W + b) * scale + shift = x (W scale) + (b scale + shift)        (x * scale + shift) W = x (scale W) + shift W
 
@@ -172,7 +172,7 @@ class Folder:
         if change.epsilon is not None:
             return self._scale_norm(node, weight, change.epsilon)
         node.replace_input_with(position, weight)
-        if node.op_type in ("Gemm", "Conv", "ConvTranspose"):
+        if node.op_type in ("Gemm", "Conv", "ConvTranspose", "BatchNormalization"):
             bias = np.broadcast_to(change.bias, (outputs_of(node, change.shape),))
             if len(node.inputs) < 3:
                 node.resize_inputs(3)

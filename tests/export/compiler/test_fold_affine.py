@@ -10,6 +10,7 @@ import pytest
 from foreign_networks import apart, parse, wrote
 from numpy.typing import NDArray
 
+from export.compiler.analyses import fold_downstream
 from export.compiler.operators import view
 from export.compiler.passes import fold_affine
 from export.compiler.pipeline import Rewritten, optimise
@@ -37,6 +38,17 @@ FOLDS = [
     POOL + "<kernel_shape = [2], strides = [2], count_include_pad = 1>(n) y = Conv(p, c)",
     POOL + "<kernel_shape = [3], pads = [1, 1]>(n) y = Conv(p, c)",
     "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} s = Add(n, x) t = Transpose<perm = [0, 2, 1]>(s) y = MatMul(t, w)",
+]
+# A residual connection behind a norm, as a chain of blocks has: the scale goes on to the readers of the sum.
+STREAM = "x = Transpose<perm = [0, 2, 1]>(a) n = {norm} h = Transpose<perm = [0, 2, 1]>(n) "
+BRANCH = "f = MatMul(h, w) r = Relu(f) o = MatMul(r, w) "
+FINAL = "u = Transpose<perm = [0, 2, 1]>(s) z = BatchNormalization(u, g, b, m, v) "
+STREAMS = [
+    (STREAM + BRANCH + "s = Add(h, o) y = MatMul(s, w)", 0),
+    (STREAM + BRANCH + "e = Add(o, b) s = Add(e, h) y = MatMul(s, w)", 0),
+    (STREAM + BRANCH + "s = Add(h, o) " + FINAL + "y = Conv(z, c)", 0),
+    (STREAM + BRANCH + "s = Add(h, o) " + FINAL + "y = Transpose<perm = [0, 2, 1]>(z)", 1),
+    (STREAM + BRANCH + "s = Add(h, o) l = MatMul(s, w) q = Relu(l) j = MatMul(q, w) i = Add(s, j) y = MatMul(i, w)", 0),
 ]
 # A number of the scores goes into the weight of the first factor, also of a part of a layer's outputs.
 SCORES = [
@@ -107,6 +119,13 @@ STAYS = [
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = Relu(n)", "no linear layer"),
     ("x = Transpose<perm = [0, 2, 1]>(a) n = {norm} y = MatMul(n, w5)", "expected a map along axis 2"),
     ("r = ReduceMean<keepdims = 0>(a, one) x = Gemm(r, w, column) y = {norm}", "expected a constant row as bias"),
+    (STREAM + BRANCH + "y = Add(h, o)", "is read by the graph's user"),
+    (STREAM + BRANCH + "p = Relu(o) s = Add(h, p) y = MatMul(s, w)", "is no linear layer"),
+    (STREAM + BRANCH + "s = Add(h, o) y = Relu(s)", "no linear layer"),
+    (STREAM + BRANCH + "s = Add(h, o) i = Add(s, o) y = MatMul(i, w)", "is read elsewhere, too"),
+    (STREAM + "o = MatMul(h, w) s = Add(h, o) y = MatMul(s, w)", "a layer would change twice"),
+    (STREAM + "f = MatMul(h, w) o = ReduceMean(f, one) s = Add(h, o) y = MatMul(s, w)", "not of the sum's shape"),
+    (STREAM + "f = MatMul(h, w) s = Add(h, h) i = Add(s, f) y = MatMul(i, w)", "is read elsewhere, too"),
 ]
 
 
@@ -146,6 +165,29 @@ def test_a_norm_folds_into_the_layer_beside_it(nodes: str) -> None:
     folded = fold(original).model
     assert (norms(original), norms(folded)) == (1, 0)
     assert apart(original, folded, (3, 5, 6)) < 1e-13
+
+
+@pytest.mark.parametrize(("nodes", "left"), STREAMS)
+def test_a_norm_folds_past_the_residual_sum_behind_it(nodes: str, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = network(nodes)
+    folded = fold(original).model
+    assert norms(folded) == left
+    assert apart(original, folded, (3, 5, 6)) < 1e-13
+    right = fold_downstream.fold_upstream
+    monkeypatch.setattr(  # the planted fault leaves the branch in its old units
+        fold_downstream,
+        "fold_upstream",
+        lambda shapes, value, scale, *rest: right(shapes, value, np.ones_like(scale), *rest),
+    )
+    assert apart(original, fold(original).model, (3, 5, 6)) > 1e-3
+
+
+def test_a_norm_without_scale_stays_before_a_residual_sum() -> None:
+    model = network(STREAMS[0][0])
+    model.graph.initializers["g"].const_value = ir.tensor(np.array([1, 1, 0, 1, 1, 1], np.float32))
+    folded = fold(model)
+    assert norms(folded.model) == 1
+    assert "divided by a scale of 0" in folded.steps[0].refusals[-1].message
 
 
 def test_scales_of_another_group_change_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:

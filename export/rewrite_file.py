@@ -100,8 +100,8 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
         raise BadRequest(f"require: expected passes that run ({', '.join(request.only)}), found {outside[0]!r}")
     check_overwrites(output, [*original.files, *([request.inputs] if request.inputs else [])])
     dtype = original.dtype
-    if request.packed is not None:
-        share_names(original, request.packed)
+    names = share_names(original, request.packed)
+    request = replace(request, dims={names.get(name, name): size for name, size in request.dims.items()})
     prepared_model = prepared(model)
     graph, sizes = prepared_model.model.graph, cost_sizes(prepared_model.model.graph, request.dims)
     rewritten = rewrite(prepared_model, reads, request.only, sizes, request.packed)

@@ -52,7 +52,10 @@ def _returned(node: ir.Node) -> ir.Value | None:
     value, other = (optional(node, position) for position in (0, 1))
     match node.op_type:
         case "Expand" | "Tile":  # `share_names` repeats inputs that have a single row in some calls
-            return None if value is None or value.is_graph_input() else value
+            given = value
+            while (repeated := made_by(given, "Expand")) is not None:
+                given = repeated.inputs[0]
+            return None if given is None or given.is_graph_input() else value
         case "Slice":
             steps = [1] if optional(node, 4) is None else integers(optional(node, 4))
             return value if {*(steps or [])} == {1} else None

@@ -6,7 +6,7 @@ In: any ONNX model. Out: the same outputs from a graph
 - without functions, and without Constant, Identity, Dropout and other nodes that change nothing;
 - with initialisers for values, and branches for Ifs, that do not depend on the inputs;
 - in which several forms of one operator are written in one: a fill or repetition as Expand, CastLike as Cast,
-  an Einsum as MatMul, a sum over its number of terms as ReduceMean.
+  an Einsum as MatMul, a sum over its number of terms as ReduceMean, a sum of masked values as Where.
 
 Raises NotSupported with the node's name: for an opset, operator or body that the passes do not read (see
 `_unsupported`), for random operators, and for Dropout and BatchNormalization in training.
@@ -39,6 +39,7 @@ from export.compiler.passes.drop_unread import drop_unread
 from export.compiler.passes.inline_branches import inline_branches
 from export.compiler.passes.replace_einsums import replace_einsums
 from export.compiler.passes.replace_scatters import replace_scatters
+from export.compiler.passes.replace_selects import replace_selects
 from export.compiler.passes.unflatten import unflatten
 
 OLDEST_OPSET, NEWEST_OPSET = 10, 26
@@ -72,6 +73,7 @@ def prepare(model: ir.Model) -> None:
     _drop_empty_parts(model.graph)
     drop_no_ops(model.graph)
     replace_scatters(model.graph)
+    replace_selects(model.graph)
     _write_means(model.graph)
     _expand_tiles(model.graph)
     remove_unused(model)

@@ -13,6 +13,7 @@ from export.compiler.errors import BadRequest, ProofFailed
 from export.compiler.graph.requested_output_parts import resolve
 from export.compiler.pipeline import cost_sizes, drawable
 from export.compiler.proof.compare import Errors, Proof, prove
+from export.compiler.proof.mask_meaning import hides_tokens
 from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import rounds
 from export.compiler.proof.unify_dimension_names import share_names
@@ -53,8 +54,9 @@ def compare_files(
         share_names(original, request.packed)
     elif masked := next((read for read in reads if read.masked), None):
         raise BadRequest(f"read: expected {masked} with --packed MASK, found no mask")
+    hides = request.packed is not None and hides_tokens(original, request.packed)
     graph = drawable(original.model)
-    proof_plan, reference = plan_proof(request, reads, original, graph)
+    proof_plan, reference = plan_proof(request, reads, original, graph, hides)
     runner = other.runner
     if unknown := sorted({*runner.inputs} - {str(value.name) for value in graph.inputs}):
         raise BadRequest(f"{second}: expected the inputs of {first}, found another, {unknown[0]!r}")

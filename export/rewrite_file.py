@@ -26,6 +26,7 @@ from export.compiler.passes import PASSES
 from export.compiler.pipeline import Rewritten, cost_sizes, prepared, rewrite
 from export.compiler.proof.compare import Errors, Proof, Proved, prove
 from export.compiler.proof.inputs import read_inputs
+from export.compiler.proof.mask_meaning import hides_tokens
 from export.compiler.proof.original_file import Original
 from export.compiler.proof.rounds import RoundOptions, rounds
 from export.compiler.proof.runner import Runner
@@ -102,14 +103,15 @@ def _rewrite(original: Original, output: Path, request: Request, say: Callable[[
     dtype = original.dtype
     names = share_names(original, request.packed)
     request = replace(request, dims={names.get(name, name): size for name, size in request.dims.items()})
+    hides = request.packed is not None and hides_tokens(original, request.packed)
     prepared_model = prepared(model)
     graph, sizes = prepared_model.model.graph, cost_sizes(prepared_model.model.graph, request.dims)
-    rewritten = rewrite(prepared_model, reads, request.only, sizes, request.packed)
+    rewritten = rewrite(prepared_model, reads, request.only, sizes, request.packed, hides)
     if missing := [name for name in request.require if name not in rewritten.applied]:
         refusals = [str(refusal) for step in rewritten.steps if step.name in missing for refusal in step.refusals]
         reasons = "; ".join(refusals[-3:]) or "nothing of its kind"
         raise NothingToRewrite(f"{missing[0]}: expected a place to rewrite, found none: {reasons}")
-    proof_plan, reference = plan_proof(request, reads, original, graph)
+    proof_plan, reference = plan_proof(request, reads, original, graph, hides)
     if integer := any(map(is_integer, original.plain.graph)):
         proof_plan, reference = replace(proof_plan, as_written=True), "the original without ONNX Runtime's optimiser"
     not_compared: list[str] = []
@@ -163,11 +165,11 @@ def _runner(written: Path, original: Original) -> Runner:
 
 
 def plan_proof(
-    request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph
+    request: Request, reads: Sequence[Read], original: Original, graph: ir.Graph, hides: bool
 ) -> tuple[RoundOptions, str]:
     """What the proof runs the original on, and the name of the answers that a new file is compared with.
 
-    `graph`: has the inputs that are drawn.
+    `graph`: has the inputs that are drawn. `hides`: the mask is true for hidden tokens.
     """
     inputs = (request.inputs, read_inputs(request.inputs, graph)) if request.inputs else None
     if (node := node_without_reference(original.plain.graph)) is not None:
@@ -175,7 +177,7 @@ def plan_proof(
     else:
         reference = "the original in float64" if request.proof == "float64" else "the original"
     double = node is None and request.proof == "float64"
-    return RoundOptions(reads, request.dims, inputs, double, request.inputs_only, request.packed), reference
+    return RoundOptions(reads, request.dims, inputs, double, request.inputs_only, request.packed, hides), reference
 
 
 def clean(model: ir.Model, original: ir.Model, reads: Sequence[Read]) -> ir.Model:

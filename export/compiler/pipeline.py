@@ -16,6 +16,7 @@ import onnx_ir as ir
 from export.compiler.errors import BadRequest, NothingToRewrite, NotSupported, Site
 from export.compiler.graph.inline_functions import without_functions
 from export.compiler.graph.input_defaults import restore_defaults, split_defaults
+from export.compiler.graph.invert_input import invert_input
 from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.requested_output_parts import Read, apply_reads, resolve
 from export.compiler.graph.symbolic_shapes import Shapes
@@ -111,13 +112,15 @@ def optimise(
     passes: Sequence[str] = PASSES,
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
+    hides: bool = False,
 ) -> Rewritten:
     """A copy of the model that gives the same answers with less work; the caller's model stays as it is.
 
     reads: the parts of the outputs that the user reads, such as `hidden[:,0]`; by default entire outputs. passes: names
     in PASSES; they run in the order of PASSES. sizes: a size for each free dimension, for counting costs. packed:
     the name of the mask, an input of 0 and 1. The last step, "pack", then computes no token that the mask hides; costs
-    are counted without it. The result has a Step for each pass.
+    are counted without it. hides: the mask is true for hidden tokens, not for visible. The result has a Step for each
+    pass.
 
     New weights are computed in float64 and cast once; `proof.runner.double_answers` computes with the weights before
     the cast. Raises NotSupported for a graph that the passes do not read, BadRequest for an unknown pass or output.
@@ -125,6 +128,8 @@ def optimise(
     if unknown := sorted({*passes} - {*PASSES}):
         raise BadRequest(f"passes: expected some of {', '.join(PASSES)}, found {unknown[0]!r}")
     copy, sizes = model.model.clone() if isinstance(model, Prepared) else prepared(model).model, sizes or {}
+    if packed is not None and hides:
+        invert_input(copy.graph, packed)
     if reads:
         apply_reads(copy.graph, resolve(reads, copy.graph), packed)
         settle(copy)
@@ -146,6 +151,8 @@ def optimise(
         mask = mask_input(copy.graph, packed)
         outcome = pack(copy, mask, masked_feeds(copy.graph, mask))  # last: no other pass reads a loop
         steps.append(Step("pack", work, outcome.sites, outcome.refusals))
+        if hides:
+            invert_input(copy.graph, packed)
     restore_defaults(copy)
     return Rewritten(copy, before, tuple(steps))
 
@@ -163,13 +170,14 @@ def rewrite(
     passes: Sequence[str] = PASSES,
     sizes: Mapping[str, int] | None = None,
     packed: str | None = None,
+    hides: bool = False,
 ) -> Rewritten:
     """As `optimise`, but raises NothingToRewrite for a model that gains nothing.
 
     A model gains if a multiplication, a BatchNormalization or, with `packed`, the hidden tokens are left out, or if a
     pass in QUICKER changes it.
     """
-    done = optimise(model, reads, passes, sizes, packed)
+    done = optimise(model, reads, passes, sizes, packed, hides)
     if packed is not None:
         if done.steps[-1].left_out:
             raise NothingToRewrite(f"pack: {done.steps[-1].left_out}")

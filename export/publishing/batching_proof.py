@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, product
 
 import numpy as np
 
@@ -119,12 +119,14 @@ def _rows_and_drawn(original: Original, sample: Sample) -> Iterator[Arrays]:
 def prove_joined(artifact: Artifact, mask: str) -> Joined:
     """Tries padding after the texts, then padding before them. `mask`: the input that masks padding.
 
-    Raises NotJoined.
+    A boolean mask may be true for visible tokens or for hidden tokens. Raises NotJoined.
     """
     manifest, sample, runner = artifact.manifest, artifact.sample, Runner(artifact.path)
     reasons: list[str] = []
-    for left in (False, True):
-        lengths, failures = _lengths(manifest.inputs, manifest.outputs, sample, mask, left), list[NotSupported]()
+    behind = _lengths(manifest.inputs, manifest.outputs, sample, mask)
+    is_boolean = sample.inputs[mask].dtype == bool
+    for hides, left in product((False, True) if is_boolean else (False,), (False, True)):
+        lengths, failures = replace(behind, left=left, hides=hides), list[NotSupported]()
         answered = _answered(runner, _drawn(sample, lengths), failures)
         if len({tuple(array.shape[1:] for array in request.values()) for request, _ in answered}) < 2:
             raise NotJoined(f"expected answers to texts of two lengths, found: {failures[0] if failures else 'none'}")
@@ -132,19 +134,18 @@ def prove_joined(artifact: Artifact, mask: str) -> Joined:
         try:
             error = _error(runner, lengths, answered, tolerances)
         except NotJoined as reason:
-            reasons.append(f"with padding {'before' if left else 'behind'} a text {reason}")
+            kind = " that is true in the mask" if hides else ""
+            reasons.append(f"with padding{kind} {'before' if left else 'behind'} a text {reason}")
             continue
         return Joined(lengths, error, max(tolerances.values()), len(answered))
     raise NotJoined("; ".join(reasons))
 
 
-def _lengths(
-    inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], sample: Sample, mask: str, left: bool
-) -> LengthPadding:
+def _lengths(inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor], sample: Sample, mask: str) -> LengthPadding:
     """The inputs and outputs with a token axis: their second axis is free, and as long as the mask in the sample.
 
-    `left`: whether padding comes before the text. Raises NotJoined for another mask, and for whole numbers without a
-    token axis: they may be positions counted from the padded end.
+    Raises NotJoined for another mask, and for whole numbers without a token axis: they may be positions counted from
+    the padded end.
     """
     if mask not in inputs or len(inputs[mask].shape) != 2 or isinstance(inputs[mask].shape[1], int):
         raise NotJoined(f"expected a mask {mask!r} of (texts, tokens), both free, found none")
@@ -156,7 +157,7 @@ def _lengths(
         raise NotJoined(f"{others[0]} may count tokens from a text's end: whole numbers without an axis of tokens")
     shapes = [*(inputs[name].shape for name in token_inputs), *(outputs[name].shape for name in token_outputs)]
     features = sum(math.prod(size for size in shape[2:] if isinstance(size, int)) for shape in shapes)
-    return LengthPadding(mask, token_inputs, token_outputs, left, features)
+    return LengthPadding(mask, token_inputs, token_outputs, left=False, features=features)
 
 
 def _with_token_axis(tensors: Mapping[str, Tensor], arrays: Arrays, tokens: int) -> tuple[str, ...]:
@@ -173,7 +174,7 @@ def _drawn(sample: Sample, lengths: LengthPadding) -> list[Arrays]:
         for shown in (np.ones((1, tokens), bool), ends[:, ::-1] if lengths.left else ends):
             request = {name: rng.choice(array, len(shown)) for name, array in sample.inputs.items()}
             request |= {name: rng.choice(request[name], tokens, axis=1) for name in lengths.inputs}
-            request[lengths.mask] = shown.astype(sample.inputs[lengths.mask].dtype)
+            request[lengths.mask] = (shown != lengths.hides).astype(sample.inputs[lengths.mask].dtype)
             requests.append(request)
     return requests
 

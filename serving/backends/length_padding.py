@@ -28,10 +28,11 @@ class LengthPadding:
     """How to pad a model's requests to one length.
 
     mask:     name of the attention mask (texts, tokens); also in `inputs`.
-    inputs:   names of the inputs (texts, tokens, ...), which are padded with zeros.
+    inputs:   names of the inputs (texts, tokens, ...), which are padded with zeros; the mask so that it hides padding.
     outputs:  names of the outputs (texts, tokens, ...), whose padding is cut off.
     left:     padding stands before a text, not after it.
     features: numbers per token, in `inputs` and `outputs` together.
+    hides:    the mask is true for hidden tokens, not for visible.
     Raises ValueError.
     """
 
@@ -40,12 +41,15 @@ class LengthPadding:
     outputs: tuple[str, ...]
     left: bool
     features: int
+    hides: bool = False
 
     def __post_init__(self) -> None:
         if not all(isinstance(name, str) for name in (*self.inputs, *self.outputs)) or self.mask not in self.inputs:
             raise ValueError(f"inputs {self.inputs}, outputs {self.outputs}, mask {self.mask!r}")
         if not isinstance(self.left, bool) or not isinstance(self.features, int) or self.features < 1:
             raise ValueError(f"left {self.left!r}, features {self.features!r}")
+        if not isinstance(self.hides, bool):
+            raise ValueError(f"hides {self.hides!r}")
 
     @classmethod
     def from_json(cls, text: str) -> LengthPadding:
@@ -70,7 +74,7 @@ class LengthPadding:
         return [*alone, *batches]
 
     def join(self, requests: Sequence[Inputs]) -> Inputs:
-        """The batch's inputs, padded with zeros to the longest request."""
+        """The batch's inputs, padded to the longest request."""
         longest = max(map(self._length, requests))
         return {
             name: np.concatenate([self._padded(name, inputs[name], longest) for inputs in requests])
@@ -91,7 +95,7 @@ class LengthPadding:
     def _padded(self, name: str, value: Array, length: int) -> Array:
         if name not in self.inputs or value.shape[1] == length:
             return value
-        padded = np.zeros((len(value), length, *value.shape[2:]), value.dtype)
+        padded = np.full((len(value), length, *value.shape[2:]), self.hides and name == self.mask, value.dtype)
         padded[:, self._text_slice(value.shape[1], length)] = value
         return padded
 
@@ -104,7 +108,7 @@ class LengthPadding:
 
         They may differ in the number of texts and, if each mask hides nothing but padding, in the number of tokens.
         """
-        hides_padding_alone = self._is_padding_mask(inputs[self.mask] != 0)
+        hides_padding_alone = self._is_padding_mask((inputs[self.mask] != 0) != self.hides)
         return hides_padding_alone, tuple(
             (name, value.shape[2:] if hides_padding_alone and name in self.inputs else value.shape[1:])
             for name, value in sorted(inputs.items())

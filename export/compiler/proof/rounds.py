@@ -61,8 +61,8 @@ class RoundOptions:
 
     reads: the parts of the outputs that are compared; by default all. dims: sizes of free dimensions, for networks that
     need them. inputs: the user's .npz file and its arrays; with `alone` nothing else is drawn. double: also answers in
-    float64. mask: the name of an attention mask, which is drawn in every kind. as_written: also answers without ONNX
-    Runtime's optimiser.
+    float64. mask: the name of an attention mask, which is drawn in every kind; `hides`: it is true for hidden tokens.
+    as_written: also answers without ONNX Runtime's optimiser.
     """
 
     reads: Sequence[Read] = ()
@@ -71,6 +71,7 @@ class RoundOptions:
     double: bool = False
     alone: bool = False
     mask: str | None = None
+    hides: bool = False
     as_written: bool = False
 
 
@@ -197,7 +198,7 @@ class _Candidates:
             (len(SEEN), tokens, FULL),
         ]
         for seed, (text_count, token_count, kinds) in enumerate(batches):
-            drawn = {str(mask.name): draw_masks(text_count, token_count, seed, kinds)}
+            drawn = {str(mask.name): draw_masks(text_count, token_count, seed, kinds) != self.options.hides}
             answered = self.attempt(sizes | {texts: text_count, length: token_count}, seed, drawn)
             if answered is not None:
                 any_answered = True
@@ -240,7 +241,7 @@ class _Candidates:
         return Round(source, feeds, answers, self._finite(double, feeds))
 
     def _mask(self, feeds: Feeds) -> Array | None:
-        return feeds[self.options.mask] if self.options.mask is not None else None
+        return (feeds[self.options.mask] != 0) != self.options.hides if self.options.mask is not None else None
 
     def _finite(self, outputs: Mapping[str, Array], feeds: Feeds) -> Arrays:
         """The parts that are read. Raises BadRequest if a part is missing, NotSupported if a number is not finite."""

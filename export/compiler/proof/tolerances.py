@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3}  # relative to an output's largest number
 # Limits of the original's own error: a soundly trained float32 network reached 5e-5; a wrong reference exceeds them.
 WORST = {"float32": 3e-4, "float16": 5e-2}
+ROUNDING = 2e-3  # of float16, relative to the largest number
 FILL = 1e8  # at least this large are the numbers that networks write into masked places
 
 
@@ -44,3 +45,10 @@ def relative_error(expected: NDArray[np.generic], found: NDArray[np.generic]) ->
     parts = [(left[part], right[part]) for part in (filled, ~filled) if part.any()]
     errors = [np.abs(before - after).max() / (np.abs(before).max() or 1.0) for before, after in parts]
     return float(np.max(errors))
+
+
+def alike(array: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
+    """Whether two answers of a trial run are equal up to float16's rounding."""
+    if array.shape != other.shape or array.dtype.kind not in "fiub":
+        return np.array_equal(array, other)
+    return largest_error(array, other) <= ROUNDING * size_of(array)

@@ -22,10 +22,9 @@ from export.compiler.graph.symbolic_shapes import is_symbol
 from export.compiler.proof.inputs import draw, free_dimensions
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original_file import Original
-from export.compiler.proof.tolerances import largest_error, size_of
+from export.compiler.proof.tolerances import alike
 
 TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
-ROUNDING = 2e-3  # between equal answers, relative to the largest: that of float16
 
 
 def share_names(original: Original, packed: str | None = None) -> dict[str, str]:
@@ -111,14 +110,7 @@ class _Trials:
 
 
 def _alike(answers: Mapping[str, Array], others: Mapping[str, Array] | None) -> bool:
-    """Whether all answers are equal up to rounding."""
-
-    def equal(array: Array, other: Array) -> bool:
-        if array.shape != other.shape or array.dtype.kind not in "fiub":
-            return np.array_equal(array, other)
-        return largest_error(array, other) <= ROUNDING * size_of(array)
-
-    return others is not None and all(equal(array, others[name]) for name, array in answers.items())
+    return others is not None and all(alike(array, others[name]) for name, array in answers.items())
 
 
 def _names(value: ir.Value) -> list[str]:

@@ -314,3 +314,13 @@ def check(proto: onnx.ModelProto, packed: ir.Model, rounds: int = 25, shown: boo
         assert found.shape == expected.shape
         size = np.abs(expected).max(initial=1, where=np.isfinite(expected))
         assert np.allclose(found, expected, atol=2e-5 * size, rtol=0, equal_nan=True), (texts, length, seed)
+
+
+def hiding(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The network with a boolean mask that is true for hidden tokens, as nn.TransformerEncoder has."""
+    next(value for value in proto.graph.input if value.name == MASK).type.tensor_type.elem_type = onnx.TensorProto.BOOL
+    for node in proto.graph.node:
+        node.input[:] = ["visible" if name == MASK else name for name in node.input]
+    proto.graph.node.insert(0, onnx.helper.make_node("Not", [MASK], ["seen"]))
+    proto.graph.node.insert(1, onnx.helper.make_node("Cast", ["seen"], ["visible"], to=onnx.TensorProto.INT64))
+    return proto

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from foreign_networks import DIM, VOCABULARY, Encoder, export, model, session_of, written
+from foreign_networks import DIM, VOCABULARY, Encoder, export, model, proof_fails, session_of, written
 from masked_networks import (
     LONGEST,
     MASK,
@@ -27,11 +27,14 @@ from masked_networks import (
     Turned,
     check,
     feeds,
+    hiding,
 )
+from test_pack_faults import forget_first_token
 
 from export.compiler.analyses import token_mixing
 from export.compiler.errors import NothingToRewrite
 from export.compiler.pipeline import rewrite
+from export.compiler.proof.masks import MANY
 
 FORMS = ["absolute", "counted", "rotary", "relative", "causal", "local"]
 POOLS = ["mean", "cls", "last", "shown", "max", "sparse"]
@@ -240,6 +243,25 @@ def test_a_mask_may_be_of_any_type(kind: str) -> None:
         given = feeds(texts, length, 0)
         given[MASK] = given[MASK].astype(kind)
         np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0], atol=2e-5)
+
+
+@pytest.mark.parametrize(("pool", "read"), [("mean", []), ("cls", []), ("hidden", ["y[mask]"])])
+def test_a_mask_may_be_true_for_hidden_tokens(
+    pool: str, read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto = hiding(export(Masked("absolute", pool, depth=1)))
+    before, after = (session_of(each) for each in (proto, written(proto, tmp_path, *read, packed=MASK).rewritten.model))
+    for texts, length in ((1, 1), (6, 7), (3, 1), MANY):
+        given = feeds(texts, length, 0)
+        shown = given[MASK][..., None] if read else 1
+        given[MASK] = given[MASK] == 0
+        np.testing.assert_allclose(after.run(None, given)[0], before.run(None, given)[0] * shown, atol=2e-5)
+    if pool == "cls":
+        forget_first_token(monkeypatch)
+        proof_fails(proto, tmp_path, packed=MASK)
+    monkeypatch.setattr("export.rewrite_file.hides_tokens", lambda original, packed: False)
+    with pytest.raises(NothingToRewrite, match="hidden tokens may have weights"):
+        written(proto, tmp_path, *read, packed=MASK)
 
 
 @pytest.mark.parametrize(("read", "places"), [("y[:,1]", 1), ("y[:,-2]", -2), ("y[:,[-3,0,-1]]", [-3, 0, -1])])

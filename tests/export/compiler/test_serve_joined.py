@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 import tritonclient.http as http
 from foreign_networks import VOCABULARY, export
-from masked_networks import Masked
+from masked_networks import Masked, hiding
 from numpy.typing import NDArray
 from operating import ok
 
@@ -61,6 +61,16 @@ def test_padding_stands_where_it_changes_no_answer(
     assert proved.requests > 10
     outputs, features = (("y",), 2 + 16) if pool == "hidden" else ((), 2)
     assert proved.lengths == LengthPadding(MASK, ("input_ids", MASK), outputs, left, features)
+
+
+def test_padding_of_a_mask_that_is_true_for_hidden_tokens_is_hidden(tmp_path: Path) -> None:
+    onnx.save(hiding(export(Masked("absolute", "mean"))), tmp_path / "in.onnx")
+    rewrite_file(tmp_path / "in.onnx", tmp_path / "packed.onnx", Request(packed=MASK, proof="float32"))
+    lengths = prove_joined(read_with_sidecars(tmp_path / "packed.onnx"), MASK).lengths
+    assert (lengths.hides, lengths.left) == (True, False)
+    texts = [{"input_ids": np.ones((1, n), np.int64), MASK: np.zeros((1, n), bool)} for n in (2, 1)]
+    assert lengths.groups(texts) == [[1, 0]]
+    assert lengths.join(texts)[MASK].tolist() == [[False, False], [False, True]]
 
 
 def test_a_file_that_reads_the_last_place_behind_absolute_positions_runs_apart(packed: Packed, tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ def network(axes: dict[str, str], embedded: str) -> ir.Model:
     tables = {name: rng.standard_normal((64, FEATURES)).astype(np.float32) for name in ("words", "table")}
     inputs = ", ".join(f"int64[{dims}] {name}" for name, dims in axes.items())
     return parse(
-        f"""<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float[n, {FEATURES}] y, bool[n, {FEATURES}] high) {{
+        f"""<ir_version: 8, opset_import: ["": 18]> g ({inputs}) => (float[n, 8] y, bool[n, 8] high) {{
             {embedded}
             q = MatMul(x, wq) k = MatMul(x, wk) v = MatMul(x, wv) t = Transpose<perm = [0, 2, 1]>(k) s = MatMul(q, t)
             number = Cast<to = 1>(shown) less = Sub(number, unit) far = Mul(less, large) bias = Unsqueeze(far, one)
-            seen = Add(s, bias) p = Softmax(seen) o = MatMul(p, v) y = Gather<axis = 1>(o, first) high = Greater(y, unit) }}""",
+            seen = Add(s, bias) p = Softmax(seen) o = MatMul(p, v) y = Gather<axis = 1>(o, first)
+            high = Greater(y, unit) }}""",
         **weights,
         **tables,
         zero=[0],

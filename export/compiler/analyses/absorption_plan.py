@@ -85,7 +85,7 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     query, output, shared_queries = _query(shapes, parts, keys, values), _output(shapes, parts, values), None
     inputs = query.weight.shape[0] if query is not None else 0
     columns = output[1].shape[1] if output is not None else 0
-    if query is not None and (rows := batch_invariant(shapes, query.tokens)) is not None:
+    if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
         shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
     before = (features + queries) * length * (wide_keys + wide_values)
     before += queries * (inputs * wide_keys + wide_values * columns)
@@ -111,7 +111,7 @@ def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) 
     try:
         return _with_heads(trace(shapes, value), heads, token_axis)
     except Refused:
-        with suppress(Refused):  # nn.MultiheadAttention transposes batch and tokens
+        with suppress(Refused):  # as in nn.MultiheadAttention
             return _with_heads(trace(shapes, value, tokens_first=True), heads, token_axis)
         raise
 
@@ -136,7 +136,7 @@ def check_tokens(keys: Channels, values: Channels) -> None:
     """Raises Refused if keys and values come from different tokens, and for tokens with fewer bits than float32."""
     if keys.tokens.dtype not in UNROUNDED:
         raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
-    if keys.tokens is not values.tokens:
+    if keys.tokens is not values.tokens or keys.turned != values.turned:
         raise Refused(values.path[-1].outputs[0].name or "", "Softmax", "keys and values are made from other tokens")
 
 

@@ -29,7 +29,7 @@ class Channels:
 
     tokens: (B, N, D). weight: (D, M), float64. columns (int64), scale, shift (float64): arrays of the value's rank, of
     size 1 along batch and tokens; along an axis that joins batch and heads they have the size of the heads. token_axis,
-    batch_axis: of the value. path: the nodes from the tokens to the value.
+    batch_axis: of the value. path: the nodes from the tokens to the value. turned: the tokens are (N, B, D).
     """
 
     tokens: ir.Value
@@ -40,6 +40,7 @@ class Channels:
     token_axis: int
     batch_axis: int
     path: tuple[ir.Node, ...]
+    turned: bool = False
 
     def arrange(self, columns: Array, scale: Array, shift: Array, token_axis: int, batch_axis: int) -> Channels:
         return replace(self, columns=columns, scale=scale, shift=shift, token_axis=token_axis, batch_axis=batch_axis)
@@ -49,7 +50,7 @@ class Channels:
 
 
 def trace(shapes: Shapes, value: ir.Value, tokens_first: bool = False) -> Channels:
-    """The channels of a value. `tokens_first`: a Transpose has tokens_first the tokens into (tokens, batch, features).
+    """The channels of a value. `tokens_first`: the weight is multiplied by (tokens, batch, features).
 
     Raises Refused for a value of another origin.
     """
@@ -79,10 +80,11 @@ def _matmul(shapes: Shapes, node: ir.Node, tokens_first: bool) -> Channels:
     channels = Channels(tokens, weight, columns, ones, 0 * ones, 1, 0, (node,))
     if not tokens_first:
         return channels
+    channels = replace(channels, token_axis=0, batch_axis=1)
     transpose = made_by(tokens, "Transpose")
     if transpose is None or permutation(transpose, 3) != [1, 0, 2]:
-        raise Refused.at(node, "expected tokens that a Transpose turns")
-    return replace(channels, tokens=given(transpose, 0), token_axis=0, batch_axis=1)
+        return replace(channels, turned=True)
+    return replace(channels, tokens=given(transpose, 0))
 
 
 def _affine(shapes: Shapes, node: ir.Node, tokens_first: bool) -> Channels:
@@ -109,7 +111,7 @@ def _reshape(shapes: Shapes, before: Channels, view: View, value: ir.Value) -> C
     """
     old, new = view.before, view.after
     token_axis = batch_axis = -1
-    batch = shapes.dims(before.tokens)[0]
+    batch = shapes.dims(before.tokens)[1 if before.turned else 0]
     sizes = [size if isinstance(size, int) else -1 for size in new]
     for run in view.runs:
         left, right = [*run.source], [*run.made]

@@ -28,7 +28,7 @@ class Absorber:
     def __init__(self, graph: ir.Graph, plan: AbsorptionPlan) -> None:
         self.graph, self.plan, self.parts, self.constants = graph, plan, plan.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
-        self.tokens = plan.keys.tokens
+        self.tokens = self._tokens(plan.keys)
         self.rows = self.parts.heads * self.parts.queries
 
     def run(self) -> None:
@@ -66,6 +66,10 @@ class Absorber:
         if plan.output is not None:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
         return self._values(self.nodes.reshape(pooled, [0, self.parts.heads, 1, plan.features]), weights)
+
+    def _tokens(self, channels: Channels) -> ir.Value:
+        """The tokens of a projection, (B, N, D)."""
+        return self.nodes.transpose(channels.tokens, [1, 0, 2]) if channels.turned else channels.tokens
 
     def _texts(self, rows: int = 1) -> int | ir.Value:
         """The size of an axis of `rows` for each text, beside that of tokens, without which a Reshape fails on -1."""
@@ -129,7 +133,7 @@ class Absorber:
         weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
-        product = self.nodes.add("MatMul", [query.tokens, self._constant(joined, "query_keys")])
+        product = self.nodes.add("MatMul", [self._tokens(query), self._constant(joined, "query_keys")])
         return self.nodes.add("Add", [product, self._constant(bias, "query_keys_bias")]) if bias.any() else product
 
     def _pooled(self, weights: ir.Value) -> ir.Value:

@@ -11,6 +11,7 @@ import secrets
 import shlex
 import shutil
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
@@ -147,6 +148,14 @@ def ended_by_signal() -> Iterator[None]:
     finally:
         for number in numbers if main_thread else ():
             signal.signal(number, signal.SIG_DFL)
+
+
+def regular(path: Path) -> Path:
+    """`path`. Raises OSError unless it is a file: reading a pipe may wait for a writer, reading a device never end."""
+    if not stat.S_ISREG(mode := path.stat().st_mode):
+        found = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "no regular file"
+        raise OSError(errno.EINVAL, found, str(path))
+    return path
 
 
 def sha256(content: bytes | Path) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.files import reason, sha256
+from common.files import reason, regular, sha256
 
 if TYPE_CHECKING:
     from tritonclient.grpc import model_config_pb2 as pb
@@ -89,7 +89,7 @@ def read_config(path: Path) -> pb.ModelConfig:
     from tritonclient.grpc import model_config_pb2 as pb
 
     try:
-        return text_format.Parse(path.read_text("utf-8"), pb.ModelConfig())
+        return text_format.Parse(regular(path).read_text("utf-8"), pb.ModelConfig())
     except (OSError, UnicodeDecodeError, text_format.ParseError) as error:
         raise Damaged(path, "the configuration of a model", reason(error)) from error
 
@@ -111,7 +111,7 @@ def served_versions(config: pb.ModelConfig, present: Collection[int]) -> list[in
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads manifest.json. Raises Damaged for JSON that `VersionFiles.of` does not accept."""
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        manifest: dict[str, Any] = json.loads(regular(path).read_text("utf-8"))
         if not isinstance(manifest, dict):
             raise TypeError("no JSON object")
         VersionFiles.of(manifest)
@@ -134,7 +134,7 @@ def read_version_files(folder: Path) -> VersionFiles:
 def check_hash(path: Path, expected: str, what: str) -> None:
     """Raises Damaged unless the file has the SHA-256 `expected`; `what` names the file's role if it is missing."""
     try:
-        digest = sha256(path)
+        digest = sha256(regular(path))
     except OSError as error:
         raise Damaged(path, what, reason(error)) from error
     if digest != expected:
@@ -148,4 +148,4 @@ def labels_text(labels: Sequence[str]) -> str:
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
     """Reads labels.txt as Triton does: only a line feed ends a label. Raises OSError and UnicodeDecodeError."""
-    return tuple((model_dir / LABELS_FILE).read_bytes().decode("utf-8").removesuffix("\n").split("\n"))
+    return tuple(regular(model_dir / LABELS_FILE).read_bytes().decode("utf-8").removesuffix("\n").split("\n"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.files import reason
+from common.files import reason, regular
 from common.repository import Damaged
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -37,7 +37,7 @@ class Sample:
         """Reads sample.npz, from its bytes or its path. Raises Damaged."""
         where = content if isinstance(content, Path) else "sample"
         try:
-            data = io.BytesIO(content if isinstance(content, bytes) else content.read_bytes())
+            data = io.BytesIO(content if isinstance(content, bytes) else regular(content).read_bytes())
             with np.load(data, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
         except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:

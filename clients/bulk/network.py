@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clients.errors import ModelMismatch, ModelNotFound
 from clients.model_description import describe
 from clients.prediction import top_probabilities
-from common.files import sha256
+from common.files import regular, sha256
 from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 from common.repository import (
     CONFIG_FILE,
@@ -64,7 +64,7 @@ def find_model(path: Path) -> ModelFile:
 
 def _digest(path: Path) -> str:
     try:
-        return sha256(path)
+        return sha256(regular(path))
     except OSError as error:
         raise ModelNotFound(f"{path}: expected a model, found {error.strerror}") from error
 

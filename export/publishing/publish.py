@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.files import naming, naming_if_unnamed, write_atomically
+from common.files import naming, naming_if_unnamed, regular, write_atomically
 from common.repository import (
     CONFIG_FILE,
     LABELS_FILE,
@@ -180,9 +180,8 @@ def is_published(model_dir: Path) -> bool:
     folder, unless its name is none that this project gives, such as lost+found.
     """
     try:
-        return (
-            has_manifest(model_dir, versions(model_dir)) or b'"model_config"' in (model_dir / CONFIG_FILE).read_bytes()
-        )
+        config = model_dir / CONFIG_FILE
+        return has_manifest(model_dir, versions(model_dir)) or b'"model_config"' in regular(config).read_bytes()
     except PermissionError:
         if NAME.fullmatch(model_dir.name):
             raise

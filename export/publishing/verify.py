@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.repository import CONFIG_FILE, ONNX_FILE, check_links, served_versions, versions, wanted_versions
+from common.repository import CONFIG_FILE, ONNX_FILE, Damaged, check_links, served_versions, versions, wanted_versions
+from common.repository import read_config as repository_config
 from export.errors import PublishError, as_published
 from export.publishing.artifact import open_version, read_version
 from export.publishing.config_parameters import config_parameters
@@ -49,12 +50,22 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
         raise PublishError(f"{model_dir}: expected {named}, which config.pbtxt serves, found {present}")
     for number in present:
         yield verify_version(model_dir, number)
+        yield from _damaged_copy(model_dir / str(number))
     yield from _wrong_parameters(model_dir, message, max(served_versions(message, present)))
     numbers = {str(number) for number in present}
     for path in sorted(model_dir.iterdir()):
         if path.is_dir() and re.fullmatch("[0-9]+", path.name) and path.name not in numbers:
             expected = "a version number below 2^63 without leading zeros"
             yield Verified(path.name, f"{path}: expected {expected}, found {path.name}: servers ignore the folder")
+
+
+def _damaged_copy(folder: Path) -> Iterator[Verified]:
+    """A version's copy of config.pbtxt that a supervisor could not read. Versions of older releases have none."""
+    try:
+        if (path := folder / CONFIG_FILE).exists():
+            repository_config(path)
+    except Damaged as damage:
+        yield Verified(folder.name, str(damage))
 
 
 def _wrong_parameters(model_dir: Path, message: pb.ModelConfig, default: int) -> Iterator[Verified]:

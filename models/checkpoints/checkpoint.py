@@ -6,10 +6,7 @@ In: our file or a state dict of the published study (.pth); the content decides 
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import stat
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -22,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from common.files import sha256, write_atomically
+from common.files import regular, sha256, write_atomically
 from models.checkpoints import metrics as metrics_json
 from models.checkpoints.metrics import Metrics, MetricsError
 from models.checkpoints.safe_torch_load import is_legacy, read_state_dict
@@ -116,12 +113,9 @@ def read_config(path: Path) -> ModelConfig:
 
 def _check_regular(path: Path) -> None:
     try:
-        mode = path.stat().st_mode
+        regular(path)
     except OSError as error:
         raise CheckpointError(f"{path}: expected a checkpoint, found {error.strerror}") from error
-    if not stat.S_ISREG(mode):
-        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "no regular file"
-        raise CheckpointError(f"{path}: expected a checkpoint, found {what}")
 
 
 @contextmanager

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -147,6 +148,17 @@ def test_verify_finds_a_config_or_labels_that_are_wrong(
     assert "--name" not in result.output
 
 
+@pytest.mark.parametrize("file", ["config.pbtxt", "labels.txt", "2/manifest.json", "2/model.onnx", "2/sample.npz"])
+def test_verify_waits_for_no_pipe(folder: Path, file: str) -> None:
+    path = folder / "vitbn" / file
+    path.unlink()
+    os.mkfifo(path)
+    result = operate(folder, "verify")
+    assert result.exit_code == 1
+    assert f"{path}: expected " in result.output
+    assert "found no regular file\n" in result.output
+
+
 @pytest.mark.parametrize("name", ["01", "0", str(1 << 63)])
 def test_verify_names_a_version_folder_that_servers_ignore(name: str, folder: Path) -> None:
     (folder / "vitbn" / "3").rename(folder / "vitbn" / name)
@@ -155,6 +167,14 @@ def test_verify_names_a_version_folder_that_servers_ignore(name: str, folder: Pa
     assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
     assert f"{folder / 'vitbn' / name}: expected a version number below 2^63 without leading zeros" in result.output
     assert result.output.splitlines()[-1].endswith("expected every version as published, found 1 wrong")
+
+
+def test_verify_names_a_damaged_copy_of_the_config_which_a_supervisor_reads(folder: Path) -> None:
+    (folder / "vitbn" / "2" / CONFIG).write_text("{")
+    (folder / "vitbn" / "1" / CONFIG).unlink()
+    result = operate(folder, "verify")
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
+    assert f"{folder / 'vitbn' / '2' / CONFIG}: expected the configuration of a model" in result.output
 
 
 def test_verify_names_a_broken_link_with_which_triton_loads_no_version(folder: Path) -> None:

@@ -118,7 +118,7 @@ def train(
     if dataset in DATASETS and Path(dataset).is_dir():
         click.echo(f"{dataset}: the dataset of this name, not the folder; for the folder give ./{dataset}")
     output = output or _default_output(dataset)
-    for path in filter(None, (output, report)):
+    for path in filter(None, (output, output.with_suffix(".json"), report)):
         _check_new(path, resume, overwrite)
     record = _earlier(output).get("pictures") if resume else None
     data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)

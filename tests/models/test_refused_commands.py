@@ -59,6 +59,7 @@ ROWS = [
     *((train, f"--report {path}", 2, f"{REPORT}{path}") for path in (".", "report.png", "report")),
     (train, "--report old.html", 1, f"Error: old.html: {REPLACED}"),
     (train, "--output old.safetensors", 1, f"Error: old.safetensors: {REPLACED}"),
+    (train, "--output exported.safetensors", 1, f"Error: exported.json: {REPLACED}"),
     (train, "--image-size 32 32", 1, "Error: --image-size: expected a folder as --dataset, found digits"),
     *((train, f"--model vitbn --params '{name}'", 2, said) for name, (_, said) in OPTIONS.items()),
     (train, "--params text", 2, f"text: {NO_OPTIONS}"),
@@ -102,7 +103,7 @@ USUAL = {
 def place(tmp_path_factory, small_mnist):
     folder, images = tmp_path_factory.mktemp("refusals"), load_digits().test_images[:50]
     os.mkfifo(folder / "pipe")
-    for name in ("text", "old.html", "old.safetensors"):
+    for name in ("text", "old.html", "old.safetensors", "exported.json"):
         (folder / name).write_text("mine")
     for name, (options, _) in OPTIONS.items():
         (folder / name).write_text(json.dumps(options))

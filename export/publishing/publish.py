@@ -135,7 +135,7 @@ def _add(
             write_atomically(folder / LABELS_FILE, labels_text(artifact.manifest.config.labels).encode())
         for file, array in warm_up_files(message, number, artifact.sample.inputs).items():
             write_flushed(np.ascontiguousarray(array).tobytes(), folder / WARMUP / file)
-        write_atomically(folder / CONFIG_FILE, text)
+        _write_config(folder, text)
 
     if not model_dir.is_dir():
         with _staging_beside(model_dir.parent) as staging:
@@ -170,7 +170,19 @@ def serve(model_dir: Path, served: Sequence[int]) -> None:
         config = read_config(model_dir)
         model = _model(model_dir, engine_of(config), versions(model_dir), served)
         message = config_pbtxt(model, Serving(), config)
-        write_atomically(model_dir / CONFIG_FILE, to_text(message).encode())
+        _write_config(model_dir, to_text(message).encode())
+
+
+def _write_config(folder: Path, text: bytes) -> None:
+    """Writes config.pbtxt and dates it after the model's other files, whose dates may be in the future.
+
+    Triton loads a model again only if the newest date of its files has grown.
+    """
+    path, dates_ns = folder / CONFIG_FILE, [file.lstat().st_mtime_ns for file in folder.rglob("*")]
+    write_atomically(path, text)
+    if (newest_ns := max(dates_ns, default=0)) >= path.stat().st_mtime_ns:
+        later_ns = newest_ns + 10**9  # some file systems keep whole seconds
+        os.utime(path, ns=(later_ns, later_ns))
 
 
 def is_published(model_dir: Path) -> bool:

@@ -93,6 +93,19 @@ class RefusesOnce(Control):
             raise Refused("the process died")
 
 
+def test_every_change_dates_the_config_after_all_files_because_triton_loads_only_newer_ones(folder: Path) -> None:
+    config, dates_ns = folder / "vitbn/config.pbtxt", [4102444800 * 10**9]  # the year 2100: the clock was ahead
+    os.utime(folder / "vitbn" / "2", ns=(dates_ns[0], dates_ns[0]))
+    for change in (
+        lambda: ok(folder, "promote", "vitbn", "3"),
+        lambda: ok(folder, "rollback", "vitbn"),
+        lambda: publish(folder, "vitbn", read_version(folder / "vitbn" / "1")),
+    ):
+        change()
+        dates_ns.append(config.stat().st_mtime_ns)
+    assert dates_ns == sorted({*dates_ns})
+
+
 def test_a_server_that_refused_a_change_loads_what_it_served(folder: Path) -> None:
     """Else it may serve the change that is undone on disk."""
     before, server = served(folder / "vitbn"), RefusesOnce(str(folder / "vitbn"))

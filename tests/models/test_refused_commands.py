@@ -28,6 +28,7 @@ METRICS = {  # of checkpoints for other images
     "nowhere": {"options": {"hold_out": 5}},
     "photos": {"dataset": "photos", "options": {"hold_out": 5}},
     "all": {"dataset": "mnist", "options": {"hold_out": 0}},
+    "fitted": {"dataset": "mnist", "adapted": {}, "command": "vitbn adapt vitbn scans", "test_images": 10000},
     "small": {"dataset": "mnist", "options": {"hold_out": 5}},
     "typed": {"dataset": "mnist", "options": {}, "command": "vitbn train --dataset mnist", "test_images": 10000},
 }
@@ -83,6 +84,7 @@ ROWS = [
     (calibrate, "nowhere", 1, "in the metrics, found 5, None"),
     (calibrate, "photos", 1, "in the metrics, found 5, 'photos'"),
     (calibrate, "all", 1, f"Error: all: {NOTHING_KEPT}"),
+    (calibrate, "fitted", 1, "Error: fitted: expected a checkpoint of vitbn train, found one of vitbn adapt, of whose"),
     (calibrate, "small", 1, "images of the shape (1, 14, 14), found (1, 28, 28)"),
     (
         calibrate,

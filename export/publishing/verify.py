@@ -49,8 +49,10 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
         named = f"version {min(missing)}" if missing else "any version"
         raise PublishError(f"{model_dir}: expected {named}, which config.pbtxt serves, found {present}")
     for number in present:
-        yield verify_version(model_dir, number)
-        yield from _damaged_copy(model_dir / str(number))
+        verified = verify_version(model_dir, number)
+        yield verified
+        if not verified.problem:
+            yield from _damaged_copy(model_dir / str(number))
     yield from _wrong_parameters(model_dir, message, max(served_versions(message, present)))
     numbers = {str(number) for number in present}
     for path in sorted(model_dir.iterdir()):
@@ -62,10 +64,10 @@ def verify_model(model_dir: Path) -> Iterator[Verified]:
 def _damaged_copy(folder: Path) -> Iterator[Verified]:
     """A version's copy of config.pbtxt that a supervisor could not read. Versions of older releases have none."""
     try:
-        if (path := folder / CONFIG_FILE).exists():
-            repository_config(path)
+        repository_config(folder / CONFIG_FILE)
     except Damaged as damage:
-        yield Verified(folder.name, str(damage))
+        if not isinstance(damage.__cause__, FileNotFoundError):
+            yield Verified(folder.name, str(damage))
 
 
 def _wrong_parameters(model_dir: Path, message: pb.ModelConfig, default: int) -> Iterator[Verified]:

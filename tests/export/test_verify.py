@@ -172,9 +172,12 @@ def test_verify_names_a_version_folder_that_servers_ignore(name: str, folder: Pa
 def test_verify_names_a_damaged_copy_of_the_config_which_a_supervisor_reads(folder: Path) -> None:
     (folder / "vitbn" / "2" / CONFIG).write_text("{")
     (folder / "vitbn" / "1" / CONFIG).unlink()
+    (folder / "vitbn" / "3" / CONFIG).write_text("{")
+    (folder / "vitbn" / "3" / "manifest.json").unlink()
     result = operate(folder, "verify")
-    assert (result.exit_code, result.output.count("  ok\n")) == (1, 3)
+    assert (result.exit_code, result.output.count("  ok\n")) == (1, 2)
     assert f"{folder / 'vitbn' / '2' / CONFIG}: expected the configuration of a model" in result.output
+    assert result.output.splitlines()[-1].endswith("found 2 wrong"), "a damaged version is named once"
 
 
 def test_verify_names_a_broken_link_with_which_triton_loads_no_version(folder: Path) -> None:

@@ -34,6 +34,8 @@ def adapt_checkpoint(path: Path, folder: Path, output: Path) -> tuple[int, tuple
     """
     if output.resolve() == path.resolve():
         raise AdaptationError(f"{output}: expected another file than the checkpoint, found the same")
+    if output.exists() and "adapted" not in checkpoint.load(output).metrics:
+        raise AdaptationError(f"{output}: expected nothing or a checkpoint of vitbn adapt, found another checkpoint")
     source = checkpoint.load(path)
     pixels, notes = load_unlabelled(folder, source.config, FEWEST, MOST)
     images = torch.from_numpy(pixels)

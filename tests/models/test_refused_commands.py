@@ -78,6 +78,8 @@ ROWS = [
     (adapt, "saved large", 1, f"Error: large/000.png: {PIXELS}"),
     (adapt, "saved damaged", 1, "Error: damaged/007.png: expected a picture, found "),
     (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
+    (adapt, "saved pictures --output half", 1, "Error: half: expected nothing or a checkpoint of vitbn adapt, found"),
+    (adapt, "saved pictures --output text", 1, "Error: text: expected safetensors or a PyTorch state dict"),
     (adapt, "saved none", 1, "Error: none: No such file or directory"),
     (adapt, "saved .", 1, " and 5 folders"),
     (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),

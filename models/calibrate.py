@@ -46,8 +46,8 @@ def measure(checkpoint: Checkpoint, data_dir: Path | None) -> dict[str, float]:
     path, metrics, shape = checkpoint.path, checkpoint.metrics, checkpoint.config.input_shape
     count, name = metrics.get("options", {}).get("hold_out", 0), metrics.get("dataset")
     if "adapted" in metrics:
-        found = "found one of vitbn adapt, of whose new source no labelled pictures are known"
-        raise CheckpointError(f"{path}: expected a checkpoint of vitbn train, {found}")
+        why = "found one of vitbn adapt, of whose new source no labelled pictures are known"
+        raise CheckpointError(f"{path}: expected a checkpoint of vitbn train, {why}")
     if not count:
         raise CheckpointError(f"{path}: expected a training with --hold-out, found none{_again(metrics)}")
     if type(count) is not int or (name not in DATASETS and "pictures" not in metrics):

@@ -183,8 +183,8 @@ def _inner(graph: ir.Graph) -> list[tuple[ir.Value, int | ir.SymbolicDim]]:
     return [(value, dim) for value in graph.inputs if value.shape is not None for dim in value.shape.dims[1:]]
 
 
-def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
-    """An array for every input, by name, at these sizes.
+def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0, inverted: bool = False) -> Feeds:
+    """An array for every input, by name, at these sizes. `inverted`: masks of booleans are true for hidden tokens.
 
     Raises NotSupported for an input that is not numeric, and for inputs larger than the free memory.
     """
@@ -211,8 +211,10 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0) -> Feeds:
             feeds[value.name or ""] = np.broadcast_to(np.arange(past, past + shape[-1]), shape).astype(dtype)
         elif past is not None:
             feeds[value.name or ""] = _left_padded(shape, past, rng).astype(dtype)
+        elif value.dtype == ir.DataType.BOOL:
+            feeds[value.name or ""] = _mask(shape, rng, step=1).astype(dtype) != inverted
         else:
-            feeds[value.name or ""] = _mask(shape, rng, 1 if value.dtype == ir.DataType.BOOL else 2).astype(dtype)
+            feeds[value.name or ""] = _mask(shape, rng, step=2).astype(dtype)
     return feeds
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +97,10 @@ def rounds(
         yield candidates.round_of(str(file), feeds, candidates.answers(feeds))
         if options.alone:
             return
-    for family in size_rounds(graph, options.dims):
+    booleans = any(value.dtype == ir.DataType.BOOL for value in graph.inputs)
+    for candidates.inverted, family in product(
+        (False, True) if booleans else (False,), size_rounds(graph, options.dims)
+    ):
         candidates.check_memory(family.needed)
         answered = 0
         for drawn in map(candidates.attempt, family.needed, count()):
@@ -133,6 +136,7 @@ class _Candidates:
         self.as_written = self.runner.at(AS_WRITTEN) if options.as_written else self.runner
         self.largest: list[float] = []  # the largest number of each output in all rounds so far
         self.ranks: list[int] = []  # of the outputs
+        self.inverted = False  # whether masks of booleans are drawn true for hidden tokens
         self.reason = ""  # why the first attempt failed
         self.unsupported: ForeignError | None = None  # the first error of a proof in double
 
@@ -167,7 +171,7 @@ class _Candidates:
         """
         drawn, is_first = None, not self.largest
         for attempt in range(DRAWS):
-            feeds = draw(self.graph, sizes, seed + attempt * SEED_STEP)
+            feeds = draw(self.graph, sizes, seed + attempt * SEED_STEP, self.inverted)
             feeds |= {name: array.astype(feeds[name].dtype) for name, array in given.items()}
             try:
                 answers = self.answers(feeds)
@@ -211,7 +215,7 @@ class _Candidates:
 
         A mean over no token is not finite. ONNX Runtime's ArgMax over no token keeps the axis that it should drop.
         """
-        feeds = draw(self.graph, sizes)
+        feeds = draw(self.graph, sizes, inverted=self.inverted)
         try:
             answers = picked(answers_apart(self.runner, feeds), self.options.reads, self._mask(feeds))
             if not all(map(is_finite, answers)):

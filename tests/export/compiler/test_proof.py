@@ -129,6 +129,16 @@ def test_booleans_show_and_hide_a_token_of_each_text() -> None:
         assert not mask.all(axis=1).any()
 
 
+def test_booleans_hide_the_ends_of_texts_where_no_first_token_may_be_hidden(tmp_path: Path) -> None:
+    """As in a causal network with PyTorch's src_key_padding_mask: a first token that is hidden sees no token."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, s] x, bool[n, s] m) => (float[n, s] y) {
+        visible = Not(m) number = Cast<to = 1>(visible) seen = CumSum(number, one) y = Div(x, seen) }"""
+    ir.save(network := parse(text, one=1), tmp_path / "x.onnx")
+    drawn = [*rounds(Original(tmp_path / "x.onnx"), network.graph, RoundOptions())]
+    assert all(not each.feeds["m"][:, 0].any() for each in drawn)
+    assert any(each.feeds["m"].any() for each in drawn)
+
+
 def test_sizes_are_tried_apart_then_together() -> None:
     inputs = "int64[batch_1, seq_1] ids, int64[batch_2, seq_2] mask"
     graph = parse(f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (int64 y) {{ y = Mul(ids, mask) }}').graph

@@ -212,7 +212,7 @@ def draw(graph: ir.Graph, sizes: Mapping[str, int], seed: int = 0, inverted: boo
         elif past is not None:
             feeds[value.name or ""] = _left_padded(shape, past, rng).astype(dtype)
         elif value.dtype == ir.DataType.BOOL:
-            feeds[value.name or ""] = _mask(shape, rng, step=1).astype(dtype) != inverted
+            feeds[value.name or ""] = np.asarray(_mask(shape, rng, step=1) == 1 - inverted)  # no scalar
         else:
             feeds[value.name or ""] = _mask(shape, rng, step=2).astype(dtype)
     return feeds

@@ -6,6 +6,8 @@ Multiply-accumulates for N tokens of D features, Q queries and H heads of E feat
     original:   (D + Q) N H 2E  + query projection + output projection
     absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
                 one more product per head, Q H E D, or a single weight of H D columns or rows
+
+Keys that are turned by their position, normalised, or made from other tokens stay; the values alone are then absorbed.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from export.compiler.analyses.batch_invariant import batch_invariant
@@ -55,13 +58,14 @@ class Parts:
 class AbsorptionPlan:
     """How keys and values follow from the tokens, and which other projections merge with their weights.
 
-    query: the projection of the queries, to be merged with the keys' weight; None to leave it. output: the MatMul
-    behind the heads and its weight, to be merged with the values' weight; None to leave it. shared_queries: the queries
-    (H, Q, E) in float64 if all images share them. before, after: multiply-accumulates for an image.
+    keys: None to leave keys and scores as they are. query: the projection of the queries, to be merged with the keys'
+    weight; None to leave it. output: the MatMul behind the heads and its weight, to be merged with the values' weight;
+    None to leave it. shared_queries: the queries (H, Q, E) in float64 if all images share them. before, after:
+    multiply-accumulates for an image.
     """
 
     parts: Parts
-    keys: Channels
+    keys: Channels | None
     values: Channels
     query: Channels | None
     output: Output | None
@@ -72,34 +76,43 @@ class AbsorptionPlan:
     @property
     def features(self) -> int:
         """D, the features of a token."""
-        return int(self.keys.weight.shape[0])
+        return int(self.values.weight.shape[0])
 
 
 def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
-    """Merges query and output projection where that costs less. Raises Refused if keys or values cannot be absorbed."""
+    """Merges query and output projection where that costs less. Raises Refused if the values cannot be absorbed."""
     heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
-    keys, values = traced(shapes, parts.key, heads, parts.key_axis), traced(shapes, parts.value, heads, 2)
-    check_tokens(keys, values)
-    check_alone([keys, values], parts.readers)
-    features, wide_keys, wide_values = keys.weight.shape[0], keys.columns.size, values.columns.size
-    query, output, shared_queries = _query(shapes, parts, keys, values), _output(shapes, parts, values), None
-    inputs = query.weight.shape[0] if query is not None else 0
+    values = traced(shapes, parts.value, heads, 2)
+    check_tokens(values)
+    keys = _keys(shapes, parts, values)
+    if keys is None:
+        check_alone([values], parts.readers)
+    features, wide_values = values.weight.shape[0], values.columns.size
+    output = _output(shapes, parts, values)
     columns = output[1].shape[1] if output is not None else 0
-    if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
-        shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-    before = (features + queries) * length * (wide_keys + wide_values)
-    before += queries * (inputs * wide_keys + wide_values * columns)
-    query_apart, output_apart = queries * wide_keys * (inputs + features), queries * wide_values * (columns + features)
-    query_merged = 0 if shared_queries is not None else queries * inputs * heads * features
-    output_merged = queries * heads * features * columns
-    if query_merged >= query_apart:
-        query = None
+    before = (features * _distinct(values) + queries * wide_values) * length + queries * wide_values * columns
+    output_apart, output_merged = queries * wide_values * (columns + features), queries * heads * features * columns
     if output_merged >= output_apart:
         output = None
-    after = 2 * queries * heads * features * length
-    after += query_apart if query is None else query_merged
-    after += output_apart if output is None else output_merged
+    after = queries * heads * features * length + (output_apart if output is None else output_merged)
+    if keys is None:
+        return AbsorptionPlan(parts, None, values, None, output, None, before, after)
+    query, shared_queries, wide_keys = _query(shapes, parts, keys, values), None, keys.columns.size
+    inputs = query.weight.shape[0] if query is not None else 0
+    if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
+        shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
+    before += (features * _distinct(keys) + queries * wide_keys) * length + queries * inputs * wide_keys
+    query_apart = queries * wide_keys * (inputs + features)
+    query_merged = 0 if shared_queries is not None else queries * inputs * heads * features
+    if query_merged >= query_apart:
+        query = None
+    after += queries * heads * features * length + (query_apart if query is None else query_merged)
     return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after)
+
+
+def _distinct(channels: Channels) -> int:
+    """The number of columns of the weight that are computed; heads may share them."""
+    return len(np.unique(channels.columns))
 
 
 def traced(shapes: Shapes, value: ir.Value, heads: int | None, token_axis: int) -> Channels:
@@ -132,12 +145,22 @@ def _with_heads(channels: Channels, heads: int | None, token_axis: int) -> Chann
     return channels
 
 
-def check_tokens(keys: Channels, values: Channels) -> None:
-    """Raises Refused if keys and values come from different tokens, and for tokens with fewer bits than float32."""
-    if keys.tokens.dtype not in UNROUNDED:
-        raise Refused(keys.tokens.name or "", "MatMul", f"new weights of {keys.tokens.dtype} would be rounded again")
-    if keys.tokens is not values.tokens or keys.turned != values.turned:
-        raise Refused(values.path[-1].outputs[0].name or "", "Softmax", "keys and values are made from other tokens")
+def check_tokens(values: Channels) -> None:
+    """Raises Refused for tokens with fewer bits than float32."""
+    if values.tokens.dtype not in UNROUNDED:
+        raise Refused(
+            values.tokens.name or "", "MatMul", f"new weights of {values.tokens.dtype} would be rounded again"
+        )
+
+
+def _keys(shapes: Shapes, parts: Parts, values: Channels) -> Channels | None:
+    """The projection of the keys; None unless a weight alone makes them from the tokens of the values."""
+    try:
+        keys = traced(shapes, parts.key, parts.heads, parts.key_axis)
+        check_alone([keys, values], parts.readers)
+    except Refused:
+        return None
+    return keys if keys.tokens is values.tokens and keys.turned == values.turned else None
 
 
 def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None:

@@ -141,9 +141,17 @@ def _joins(value: ir.Value, what: str, old: Sequence[Dim], new: Sequence[Dim]) -
 
 
 def _moved(before: Channels, view: View, value: ir.Value) -> Channels:
-    """Follows a Transpose, Split, Slice, Gather or another view; raises Refused if it selects tokens or images."""
+    """Follows a Transpose, Split, Slice, Gather, Expand or another view; raises Refused if it selects tokens or images.
+
+    An Expand repeats the keys and values that heads share.
+    """
     token_axis, batch_axis = view.place(before.token_axis), view.place(before.batch_axis)
     if token_axis is None or batch_axis is None:
         raise Refused.of(value, "selects tokens or images, not channels")
     columns, scale, shift = map(view.forward, (before.columns, before.scale, before.shift))
+    sizes = [*columns.shape]
+    for axis, size in enumerate(view.after):
+        if axis not in (token_axis, batch_axis) and isinstance(size, int):
+            sizes[axis] = size
+    columns, scale, shift = (np.broadcast_to(array, sizes) for array in (columns, scale, shift))
     return before.arrange(columns, scale, shift, token_axis, batch_axis)

@@ -56,7 +56,8 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
         Absorber(model.graph, absorption).run()
         refresh(model)  # else the next attention could seem to have a reader that is unused by now
         queries = "1 query absorbs" if absorption.parts.queries == 1 else f"{absorption.parts.queries} queries absorb"
-        change = f"{queries} keys and values, {absorption.before:,} -> {absorption.after:,} MACs"
+        absorbed = "keys and values" if absorption.keys is not None else "values"
+        change = f"{queries} {absorbed}, {absorption.before:,} -> {absorption.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
     if sites:  # of a MatMul that made queries, keys and values, only the queries' columns are read now
         Materialiser(shapes, analyse(shapes)[0]).run()
@@ -82,7 +83,7 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     scores, uniform = scores_of(shapes, softmax)
     pooled, guarded = pooled_of(softmax.outputs[0])
     values = given(scores, 0), given(scores, 1), given(pooled, 1), pooled.outputs[0]
-    heads = traced(shapes, values[1], None, 3).columns.shape[1] if joined else dims[1]
+    heads = traced(shapes, values[2], None, 2).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int) or not isinstance(queries, int):
         raise Refused.at(softmax, f"expected a known number of queries, found {queries}")
     readers = frozenset({scores, pooled})

@@ -5,7 +5,7 @@ Shapes in comments: B batch, H heads, Q queries, N tokens, D features of a token
 
 There are two forms. The plain form needs that nothing stands between scores and weights but the Softmax: its rows keep
 the order (query, head), in which the products need no Transpose. The general form replaces the scores and the pooled
-values each in their own place, so that a mask or a bias between them stays.
+values each in their own place, so that a mask or a bias between them stays. Scores of keys that stay are not replaced.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ class Absorber:
     def __init__(self, graph: ir.Graph, plan: AbsorptionPlan) -> None:
         self.graph, self.plan, self.parts, self.constants = graph, plan, plan.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
-        self.tokens = self._tokens(plan.keys)
+        self.tokens = self._tokens(plan.values)
         self.rows = self.parts.heads * self.parts.queries
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
+        keys, query = self.plan.keys, self.plan.query
         scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
         weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
         old = self.parts.pooled if self.plan.output is None else self.plan.output[0].outputs[0]
-        if self.plan.query is not None and self._is_plain(scores, weights):
-            new = self._plain(self.plan.query, weights)
+        if keys is not None and query is not None and self._is_plain(scores, weights):
+            new = self._plain(keys, query, weights)
         else:
-            ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores())
+            if keys is not None:
+                ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores(keys))
             new = self._pooled(weights)
         self.constants.replace(old, new, "absorbed")
 
@@ -52,15 +54,15 @@ class Absorber:
         is_between = made_of(weights, "Softmax") is scores.outputs[0]
         return is_between and (self.plan.output is not None or self.parts.queries == 1)
 
-    def _plain(self, query: Channels, weights: ir.Value) -> ir.Value:
+    def _plain(self, keys: Channels, query: Channels, weights: ir.Value) -> ir.Value:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
         plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys()).transpose(2, 1, 0).reshape(plan.features, self.rows)
+            weight = (plan.shared_queries @ self._keys(keys)).transpose(2, 1, 0).reshape(plan.features, self.rows)
             scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            rows = self.nodes.reshape(self._query_keys(query), [0, self.rows, plan.features])  # (B, Q H, D)
+            rows = self.nodes.reshape(self._query_keys(keys, query), [0, self.rows, plan.features])  # (B, Q H, D)
             scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self.tokens, [0, 2, 1])])
         pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
@@ -86,11 +88,11 @@ class Absorber:
         sizes = -1, self.parts.heads, self.parts.queries, width
         return self.nodes.reshape(value, sizes) if self.parts.joined else value
 
-    def _scores(self) -> ir.Value:
+    def _scores(self, keys: Channels) -> ir.Value:
         """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys()).reshape(self.rows, plan.features).T
+            weight = (plan.shared_queries @ self._keys(keys)).reshape(self.rows, plan.features).T
             scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
@@ -99,39 +101,41 @@ class Absorber:
                 scores = self.nodes.reshape(scores, [0, 0, heads, queries])
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
-            scores = self.nodes.add("MatMul", [self._query_rows(), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])])
+            scores = self.nodes.add(
+                "MatMul", [self._query_rows(keys), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])]
+            )
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [self._texts(heads), queries, 0])
             else:
                 scores = self.nodes.reshape(scores, [0, heads, queries, 0])
-        bias = plan.keys.shift.reshape(heads, -1, 1)
+        bias = keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
         query = self._with_head_axis(self.parts.query, bias.shape[1])
         return self.nodes.add("Add", [scores, self._with_original_axes(self._by_head(query, bias, "key_bias"), 1)])
 
-    def _keys(self) -> Array:
+    def _keys(self, keys: Channels) -> Array:
         """Wk' of every head, (H, E, D)."""
-        return head_weights(self.plan.keys, self.parts.heads).transpose(0, 2, 1)
+        return head_weights(keys, self.parts.heads).transpose(0, 2, 1)
 
-    def _query_rows(self) -> ir.Value:
+    def _query_rows(self, keys: Channels) -> ir.Value:
         """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.query is None:
-            keys = self._keys()
-            rows = self._by_head(self._with_head_axis(self.parts.query, keys.shape[1]), keys, "keys")
+            weights = self._keys(keys)
+            rows = self._by_head(self._with_head_axis(self.parts.query, weights.shape[1]), weights, "keys")
         else:
-            rows = self._query_keys(plan.query)
+            rows = self._query_keys(keys, plan.query)
             if queries > 1:
                 rows = self.nodes.reshape(rows, [-1, queries, heads, plan.features])
                 rows = self.nodes.transpose(rows, [0, 2, 1, 3])
         return self.nodes.reshape(rows, [-1, 1, self.rows, plan.features])
 
-    def _query_keys(self, query: Channels) -> ir.Value:
+    def _query_keys(self, keys: Channels, query: Channels) -> ir.Value:
         """q Wk' of all heads, by the merged weight Wq Wk', (B, Q, H D)."""
         heads = self.parts.heads
-        weight = head_weights(query, heads) @ self._keys()  # (H, D of the query, D)
-        bias = (query.shift.reshape(heads, 1, -1) @ self._keys()).ravel()
+        weight = head_weights(query, heads) @ self._keys(keys)  # (H, D of the query, D)
+        bias = (query.shift.reshape(heads, 1, -1) @ self._keys(keys)).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
         product = self.nodes.add("MatMul", [self._tokens(query), self._constant(joined, "query_keys")])
         return self.nodes.add("Add", [product, self._constant(bias, "query_keys_bias")]) if bias.any() else product

@@ -287,10 +287,14 @@ def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, to
         heads=np.array([0, 0, 2, 4]),
         zero=np.array([0]),
         one=np.array([1]),
+        pair=np.array([1, 2, 1, 1]),
+        twos=np.array([2, 2]),
+        gain=np.ones(4, np.float32),
     )
 
 
 WEIGHED = "p = Softmax(s) y = MatMul(p, v)"
+SHARED = "{0}1 = Slice({0}, zero, one, one) {1} = Expand({0}1, pair)"
 PARTS = """part = Slice(a, zero, two, two) x = Relu(part) left, right = Split<axis = 2>(part, ones) z = Relu(left)
     made = MatMul(right, single) y = Gather<axis = 1>(made, first)"""
 
@@ -328,9 +332,31 @@ def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str,
     assert [refusal.message for refusal in step.refusals] == [reason]
 
 
-def test_a_single_query_is_one_query() -> None:
-    (step,) = optimise(attention(f"{SCORES} {WEIGHED}"), passes=["absorb-queries"]).steps
-    assert [site.message for site in step.sites] == ["1 query absorbs keys and values, 9,280 -> 2,240 MACs"]
+@pytest.mark.parametrize(
+    ("made", "key", "value", "absorbed"),
+    [
+        ("", "k", "v", "keys and values, 9,280 -> 2,240"),
+        (
+            "ends, starts = Split<axis = 3>(k, twos) key = Concat<axis = 3>(starts, ends)",
+            "key",
+            "v",
+            "values, 4,608 -> 1,088",
+        ),
+        ("key = LayerNormalization(k, gain)", "key", "v", "values, 4,608 -> 1,088"),
+        (
+            f"{SHARED.format('k', 'key')} {SHARED.format('v', 'value')}",
+            "key",
+            "value",
+            "keys and values, 5,184 -> 2,240",
+        ),
+    ],
+    ids=["made by weights", "turned keys", "normalised keys", "keys and values that both heads share"],
+)
+def test_a_single_query_absorbs_what_weights_make(made: str, key: str, value: str, absorbed: str) -> None:
+    nodes = f"{made} t = Transpose<perm = [0, 1, 3, 2]>({key}) s = MatMul(q, t) p = Softmax(s) y = MatMul(p, {value})"
+    rewritten = optimise(original := attention(nodes), passes=["absorb-queries"])
+    assert [site.message for site in rewritten.steps[0].sites] == [f"1 query absorbs {absorbed} MACs"]
+    assert proved(original, rewritten.model).error < 1e-13
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])

@@ -7,7 +7,8 @@ Multiply-accumulates for N tokens of D features, Q queries and H heads of E feat
     absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
                 one more product per head, Q H E D, or a single weight of H D columns or rows
 
-Keys that are turned by their position, normalised, or made from other tokens stay; the values alone are then absorbed.
+Keys that are turned by their position, normalised, or made from other tokens stay, and so do keys of scores of another
+form; the values alone are then absorbed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import permutation
+from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import UNROUNDED, Array
 from export.compiler.graph.def_use import only_reader, other_readers, readers
 from export.compiler.graph.symbolic_shapes import Dim, Shapes, same_shape
@@ -34,13 +35,14 @@ Output = tuple[ir.Node, Array]  # the MatMul of an output projection, and its we
 
 @dataclass(frozen=True)
 class Parts:
-    """The values and sizes of an attention. `readers`: the nodes that read `query`, `key` and `value`.
+    """The values and sizes of an attention.
 
-    `joined`: in these values and in `pooled`, the output, batch and heads are a single axis.
+    scores: the node whose first inputs are queries and keys; None if more than scales, biases and masks stand between
+    them and the softmax. readers: the nodes that read queries, keys and `value`. joined: in these and in `pooled`, the
+    output, batch and heads are a single axis.
     """
 
-    query: ir.Value
-    key: ir.Value
+    scores: ir.Node | None
     value: ir.Value
     pooled: ir.Value
     readers: frozenset[ir.Node]
@@ -155,8 +157,10 @@ def check_tokens(values: Channels) -> None:
 
 def _keys(shapes: Shapes, parts: Parts, values: Channels) -> Channels | None:
     """The projection of the keys; None unless a weight alone makes them from the tokens of the values."""
+    if parts.scores is None:
+        return None
     try:
-        keys = traced(shapes, parts.key, parts.heads, parts.key_axis)
+        keys = traced(shapes, given(parts.scores, 1), parts.heads, parts.key_axis)
         check_alone([keys, values], parts.readers)
     except Refused:
         return None
@@ -198,10 +202,10 @@ def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Ch
 
     It cannot where the keys have a bias that the softmax does not ignore: that bias is multiplied by the queries.
     """
-    if keys.shift.any() and not parts.uniform:
+    if parts.scores is None or (keys.shift.any() and not parts.uniform):
         return None
     try:
-        query = traced(shapes, parts.query, parts.heads, 2)
+        query = traced(shapes, given(parts.scores, 0), parts.heads, 2)
         check_alone([keys, values, query], parts.readers)
     except Refused:
         return None

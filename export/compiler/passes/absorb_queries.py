@@ -13,8 +13,8 @@ with the projections before and after them where that costs less:
 
 Reads a Softmax over the last axis of 3 or 4, with the MatMuls before and after it, or the operator Attention.
 
-Refuses, by the name of the Softmax or of the node in the way: scores of another form; an unknown number of queries;
-keys and values of different tokens or with other readers (see `absorption_plan`); more multiplications.
+Refuses, by the name of the Softmax or of the node in the way: weights of another form; an unknown number of queries;
+values that other nodes read, too (see `absorption_plan`); more multiplications.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from export.compiler.analyses.demand import analyse
 from export.compiler.analyses.empty_axes import may_be_empty
 from export.compiler.errors import Refused, Site
 from export.compiler.graph.attributes import given, mixes_last_axis
-from export.compiler.graph.symbolic_shapes import Shapes
+from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.passes.drop_unread import refresh
 from export.compiler.passes.materialise_parts import Materialiser
@@ -80,18 +80,23 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     if rank not in (3, 4) or not mixes_last_axis(softmax, rank):
         raise Refused.at(softmax, "expected scores (batch, heads, queries, tokens)")
     queries, tokens = dims[-2:]
-    scores, uniform = scores_of(shapes, softmax)
+    try:
+        scores, uniform = scores_of(shapes, softmax)
+    except Refused:
+        scores, uniform = None, True
     pooled, guarded = pooled_of(softmax.outputs[0])
-    values = given(scores, 0), given(scores, 1), given(pooled, 1), pooled.outputs[0]
-    heads = traced(shapes, values[2], None, 2).columns.shape[1] if joined else dims[1]
+    value = given(pooled, 1)
+    heads = traced(shapes, value, None, 2).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int) or not isinstance(queries, int):
         raise Refused.at(softmax, f"expected a known number of queries, found {queries}")
-    readers = frozenset({scores, pooled})
+    if scores is None and not same(dims[0], shapes.dims(value)[0]):
+        raise Refused.at(softmax, "expected weights for each text")
+    readers = frozenset({pooled} if scores is None else {scores, pooled})
     tokenless = may_be_empty(shapes, tokens)
-    return Parts(*values, readers, 3, heads, queries, tokens, guarded, uniform, joined, tokenless)
+    outputs = value, pooled.outputs[0]
+    return Parts(scores, *outputs, readers, 3, heads, queries, tokens, guarded, uniform, joined, tokenless)
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
     """The same of the operator Attention."""
-    values = given(node, 0), given(node, 1), given(node, 2), node.outputs[0]
-    return Parts(*values, frozenset({node}), 2, *attention_sizes(shapes, node))
+    return Parts(node, given(node, 2), node.outputs[0], frozenset({node}), 2, *attention_sizes(shapes, node))

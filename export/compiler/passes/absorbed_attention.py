@@ -33,15 +33,15 @@ class Absorber:
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
-        keys, query = self.plan.keys, self.plan.query
-        scores = next(use.node for use in self.parts.key.uses() if use.node in self.parts.readers)
+        keys, query, scores = self.plan.keys, self.plan.query, self.parts.scores
         weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
         old = self.parts.pooled if self.plan.output is None else self.plan.output[0].outputs[0]
-        if keys is not None and query is not None and self._is_plain(scores, weights):
+        if keys is None or scores is None:
+            new = self._pooled(weights)
+        elif query is not None and self._is_plain(scores, weights):
             new = self._plain(keys, query, weights)
         else:
-            if keys is not None:
-                ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores(keys))
+            ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores(keys, given(scores, 0)))
             new = self._pooled(weights)
         self.constants.replace(old, new, "absorbed")
 
@@ -88,7 +88,7 @@ class Absorber:
         sizes = -1, self.parts.heads, self.parts.queries, width
         return self.nodes.reshape(value, sizes) if self.parts.joined else value
 
-    def _scores(self, keys: Channels) -> ir.Value:
+    def _scores(self, keys: Channels, asked: ir.Value) -> ir.Value:
         """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.shared_queries is not None:
@@ -102,7 +102,7 @@ class Absorber:
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
             scores = self.nodes.add(
-                "MatMul", [self._query_rows(keys), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])]
+                "MatMul", [self._query_rows(keys, asked), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])]
             )
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [self._texts(heads), queries, 0])
@@ -111,19 +111,19 @@ class Absorber:
         bias = keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
-        query = self._with_head_axis(self.parts.query, bias.shape[1])
+        query = self._with_head_axis(asked, bias.shape[1])
         return self.nodes.add("Add", [scores, self._with_original_axes(self._by_head(query, bias, "key_bias"), 1)])
 
     def _keys(self, keys: Channels) -> Array:
         """Wk' of every head, (H, E, D)."""
         return head_weights(keys, self.parts.heads).transpose(0, 2, 1)
 
-    def _query_rows(self, keys: Channels) -> ir.Value:
+    def _query_rows(self, keys: Channels, asked: ir.Value) -> ir.Value:
         """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.query is None:
             weights = self._keys(keys)
-            rows = self._by_head(self._with_head_axis(self.parts.query, weights.shape[1]), weights, "keys")
+            rows = self._by_head(self._with_head_axis(asked, weights.shape[1]), weights, "keys")
         else:
             rows = self._query_keys(keys, plan.query)
             if queries > 1:

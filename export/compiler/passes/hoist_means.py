@@ -25,6 +25,8 @@ from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.runtime_sizes import Sizes, shape_plan
 from export.compiler.graph.symbolic_shapes import Shapes, same
 from export.compiler.operators.costs import is_multiplying
+from export.compiler.operators.table import view_of
+from export.compiler.operators.view import long_axes
 from export.compiler.passes.drop_unread import refresh
 
 Axes = tuple[int, ...]
@@ -96,17 +98,32 @@ def _read(shapes: Shapes, node: ir.Node, axes: Axes) -> dict[int, Axes] | None:
     """Position of an input -> its axes averaged for the mean of the output; None if the node is not linear there."""
     if node.domain or node.op_type not in SUMS | PRODUCTS | LAYERS or node.outputs[0].shape is None:
         return None
-    if node.op_type == "Reshape" and shape_plan(shapes, node, dict.fromkeys(axes, 1)) is None:
-        return None
+    if node.op_type == "Reshape":
+        return _of_reshape(shapes, node, axes)
     read: dict[int, Axes] = {}
     for axis in axes:
         sources = input_axes(shapes, node, node.outputs[0], axis)
         if not sources:
             return None
         for position, source in sources.items():
-            read[position] = (*read.get(position, ()), source)
+            read[position] = tuple(sorted((*read.get(position, ()), source)))
     is_linear = node.op_type in SUMS or [*read] == [0] or (node.op_type in PRODUCTS and len(read) == 1)
     return read if is_linear else None
+
+
+def _of_reshape(shapes: Shapes, node: ir.Node, axes: Axes) -> dict[int, Axes] | None:
+    """As `_read`: of axes that a Reshape joins or splits, as (B, H W, C) -> (B, H, W, C), all are averaged or none."""
+    view = view_of(shapes, node)
+    if view is None or shape_plan(shapes, node, dict.fromkeys(axes, 1)) is None:
+        return None
+    read: set[int] = set()
+    for run in view.runs:
+        made = long_axes(view.after, run.made)
+        if any(axis in axes for axis in made):
+            read |= {*long_axes(view.before, run.source)}
+            if not {*made} <= {*axes}:
+                return None
+    return {0: tuple(sorted(read))}
 
 
 def _saving(linear: list[Hoisted]) -> list[Hoisted]:

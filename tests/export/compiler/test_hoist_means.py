@@ -30,6 +30,15 @@ HOISTED = {  # nodes, and the multiply-accumulates for 2 x 6 rows of 4 features,
     "a table": (f"n = MatMul(x, w) t = Add(n, table) {MEAN.format(of='t', keep=0)}", 2 * 16),
     "beside its shape": (f"{LAYER} s2 = Shape(r) u = ReduceMean(r, rows) y = Expand(u, s2)", 2 * 16),
     "of features": ("n = MatMul(x, w) y = ReduceMean<keepdims = 0>(n, ends)", 2 * 6 * 4),
+    "of rows that are joined": (
+        "q = Reshape(x, pairs) h = Elu(q) m = MatMul(h, w) r = Add(q, m) j = Reshape(r, joined) "
+        + MEAN.format(of="j", keep=0),
+        2 * 16,
+    ),
+    "of rows that are split": (
+        f"{LAYER} j = Reshape(r, pairs) t = Transpose<perm = [0, 3, 2, 1]>(j) y = GlobalAveragePool(t)",
+        2 * 16,
+    ),
     "channels first": (
         "h = Elu(x) m = MatMul(h, w) t = Transpose<perm = [0, 2, 1]>(m) q = Unsqueeze(x, end) "
         "i = Transpose<perm = [0, 2, 1, 3]>(q) c = Conv(i, filter, bias) y = GlobalAveragePool(c)",
@@ -46,6 +55,7 @@ STAYS = {
     "a norm": f"{LAYER} n = LayerNormalization(r, scale) {MEAN.format(of='n', keep=0)}",
     "products of rows": f"{LAYER} n = Mul(l, x) {MEAN.format(of='n', keep=0)}",
     "divided by rows": f"{LAYER} n = Div(bias, l) {MEAN.format(of='n', keep=0)}",
+    "of some of the rows that are split": f"{LAYER} j = Reshape(r, pairs) {MEAN.format(of='j', keep=0)}",
     "a window": "i = Unsqueeze(x, end) c = Conv<pads = [1, 0, 1, 0]>(i, wide) y = GlobalAveragePool(c)",
 }
 
@@ -63,6 +73,8 @@ def network(nodes: str, opset: int = 20) -> ir.Model:
         rows=np.array([1]),
         rows2=np.array([2]),
         halves=np.array([2, -1, 6, 4]),
+        pairs=np.array([0, 3, 2, 4]),
+        joined=np.array([0, -1, 4]),
         ends=np.array([-1]),
         end=np.array([3]),
         six=np.float32(6),

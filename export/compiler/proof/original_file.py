@@ -36,13 +36,16 @@ class Original:
 
     @property
     def dtype(self) -> str:
-        """Selects the proof's tolerance: "float16" if any weight is float16. Raises NotSupported for bfloat16."""
-        tensors = [value.const_value for value in self.model.graph.initializers.values()]
-        dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
-        if ir.DataType.BFLOAT16 in dtypes:
-            found = "found bfloat16, which ONNX Runtime runs on no CPU"
-            raise NotSupported(f"weights: expected float32 or float16, {found}")
-        return "float16" if ir.DataType.FLOAT16 in dtypes else "float32"
+        """Selects the proof's tolerance: "float16" if any weight is float16.
+
+        Raises NotSupported for bfloat16, unless only a Cast reads it.
+        """
+        weights = self.model.graph.initializers.values()
+        for value in weights:
+            if value.dtype == ir.DataType.BFLOAT16 and any(node.op_type != "Cast" for node in value.consumers()):
+                found = "found bfloat16, which ONNX Runtime runs on no CPU"
+                raise NotSupported(f"weights: expected float32 or float16, {found}")
+        return "float16" if any(value.dtype == ir.DataType.FLOAT16 for value in weights) else "float32"
 
     def check_runs(self) -> None:
         """Raises NotSupported if ONNX Runtime refuses the file."""

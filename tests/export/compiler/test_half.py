@@ -87,3 +87,21 @@ def test_bfloat16_is_refused_in_one_line(tmp_path: Path) -> None:
     assert (result.exit_code, list(tmp_path.iterdir())) == (4, [path])
     reason = "weights: expected float32 or float16, found bfloat16, which ONNX Runtime runs on no CPU"
     assert result.output == f"Error: {path}: {reason}; nothing written\n"
+
+
+def test_weights_that_are_stored_in_bfloat16_are_rewritten(tmp_path: Path) -> None:
+    """ONNX Runtime runs on no CPU what computes in bfloat16, but it casts such weights."""
+    stored = export(Encoder())
+    casts = []
+    for weight in (weight for weight in stored.graph.initializer if len(weight.dims) == 2):
+        casts.append(onnx.helper.make_node("Cast", [f"{weight.name}_stored"], [weight.name], to=onnx.TensorProto.FLOAT))
+        numbers = onnx.numpy_helper.to_array(weight).ravel()
+        half = onnx.helper.make_tensor(casts[-1].input[0], onnx.TensorProto.BFLOAT16, weight.dims, numbers)
+        weight.CopyFrom(half)
+    nodes = [*casts, *stored.graph.node]
+    del stored.graph.node[:]
+    stored.graph.node.extend(nodes)
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    onnx.save(stored, path)
+    manifest_of(path, "-o", out, "--require", "read-rows")
+    np.testing.assert_allclose(session(out).run(None, FEEDS)[0], session(path).run(None, FEEDS)[0], atol=1e-5)

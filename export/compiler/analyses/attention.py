@@ -85,7 +85,7 @@ def _keeps_uniform(shapes: Shapes, node: ir.Node, scores: ir.Value) -> bool:
             return fill is not None and fill <= FLOOR
 
 
-def pooled_of(weights: ir.Value) -> tuple[ir.Node, bool]:
+def pooled_of(shapes: Shapes, weights: ir.Value) -> tuple[ir.Node, bool]:
     """The MatMul of weights and values, and whether a guard may set rows of weights to zero.
 
     Raises Refused if the weights have another reader.
@@ -104,8 +104,16 @@ def pooled_of(weights: ir.Value) -> tuple[ir.Node, bool]:
             if where.idx != 2 or zero is None or number(zero) != 0:
                 raise Refused(value.name or "", "Where", "expected a guard that sets rows to zero")
             value, guarded = where.node.outputs[0], True
+        elif kinds == ["Reshape"] and len(uses) == 1 and _joins_heads(shapes, value, uses[0].node.outputs[0]):
+            value = uses[0].node.outputs[0]
         else:
             raise Refused(value.name or "", "Softmax", f"its weights are read by {', '.join(kinds)}")
+
+
+def _joins_heads(shapes: Shapes, weights: ir.Value, joined: ir.Value) -> bool:
+    """Whether weights (batch, heads, queries, tokens) become (batch * heads, queries, tokens), as in DeBERTa."""
+    before, after = shapes.dims(weights), shapes.dims(joined)
+    return len(before) == 4 and len(after) == 3 and same_shape(before[2:], after[1:])
 
 
 def attention_sizes(shapes: Shapes, node: ir.Node) -> tuple[int, int, Dim]:

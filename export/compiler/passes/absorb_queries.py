@@ -20,6 +20,7 @@ values that other nodes read, too (see `absorption_plan`); more multiplications.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import onnx_ir as ir
 
@@ -75,17 +76,16 @@ def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
 
 def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     """The parts of an attention in single operators, from its Softmax. Raises Refused."""
-    dims = shapes.dims(softmax.outputs[0])
-    rank, joined = len(dims), len(dims) == 3
+    rank = shapes.rank(softmax.outputs[0])
     if rank not in (3, 4) or not mixes_last_axis(softmax, rank):
         raise Refused.at(softmax, "expected scores (batch, heads, queries, tokens)")
-    queries, tokens = dims[-2:]
-    try:
-        scores, uniform = scores_of(shapes, softmax)
-    except Refused:
-        scores, uniform = None, True
-    pooled, guarded = pooled_of(softmax.outputs[0])
-    value = given(pooled, 1)
+    pooled, guarded = pooled_of(shapes, softmax.outputs[0])
+    value, dims = given(pooled, 1), shapes.dims(given(pooled, 0))
+    (queries, tokens), joined = dims[-2:], len(dims) == 3
+    scores, uniform = None, True
+    if len(dims) == rank:  # else heads are apart in the scores
+        with suppress(Refused):
+            scores, uniform = scores_of(shapes, softmax)
     heads = traced(shapes, value, None, 2).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int) or not isinstance(queries, int):
         raise Refused.at(softmax, f"expected a known number of queries, found {queries}")

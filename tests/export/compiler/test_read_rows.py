@@ -289,6 +289,8 @@ def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, to
         one=np.array([1]),
         pair=np.array([1, 2, 1, 1]),
         twos=np.array([2, 2]),
+        any=np.array([-1]),
+        four=np.array([4]),
         gain=np.ones(4, np.float32),
     )
 
@@ -344,11 +346,23 @@ SCORED = "t = Transpose<perm = [0, 1, 3, 2]>(key) s = MatMul(q, t)"
         (f"key = LayerNormalization(k, gain) {SCORED} {WEIGHED}", VALUES),
         (f"{SCORES} z = Tanh(s) p = Softmax(z) y = MatMul(p, v)", VALUES),
         (
+            f"""{SCORES} z = Softmax(s) size = Shape<start = 1, end = 2>(a) sizes = Concat<axis = 0>(any, one, size)
+            p = Reshape(z, sizes) wide = Concat<axis = 0>(any, size, four) j = Reshape(v, wide) y = MatMul(p, j)""",
+            VALUES,
+        ),
+        (
             f"{SHARED.format('k', 'key')} {SHARED.format('v', 'value')} {SCORED} p = Softmax(s) y = MatMul(p, value)",
             "keys and values, 5,184 -> 2,240",
         ),
     ],
-    ids=["made by weights", "turned keys", "normalised keys", "capped scores", "keys and values that both heads share"],
+    ids=[
+        "made by weights",
+        "turned keys",
+        "normalised keys",
+        "capped scores",
+        "joined heads",
+        "keys and values that both heads share",
+    ],
 )
 def test_a_single_query_absorbs_what_weights_make(nodes: str, absorbed: str) -> None:
     rewritten = optimise(original := attention(nodes), passes=["absorb-queries"])

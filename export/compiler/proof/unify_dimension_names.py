@@ -19,7 +19,7 @@ from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.symbolic_shapes import is_symbol
-from export.compiler.proof.inputs import draw, free_dimensions
+from export.compiler.proof.inputs import draw, free_dimensions, is_past
 from export.compiler.proof.masks import mask_input
 from export.compiler.proof.original_file import Original
 from export.compiler.proof.tolerances import alike
@@ -30,12 +30,14 @@ TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 def share_names(original: Original, packed: str | None = None) -> dict[str, str]:
     """Renames the first two axes of inputs in place, where both are free. Returns old name -> new name.
 
-    packed: the mask's name; the others get its names. Without it they get those of the first input. Raises BadRequest
-    if no input has that name, NotSupported if ONNX Runtime refuses the file.
+    packed: the mask's name; the others get its names. Without it they get those of the first input, but not in decoders
+    with a past, whose axes are sums. Raises BadRequest if no input has that name, NotSupported if ONNX Runtime refuses
+    the file.
     """
     graph, settled, renamed = original.model.graph, set[str](), dict[str, str]()
     name_free_dimensions(graph)
-    for reference in graph.inputs if packed is None else [mask_input(graph, packed)]:
+    free = [] if any(map(is_past, graph.inputs)) else graph.inputs
+    for reference in free if packed is None else [mask_input(graph, packed)]:
         if {*_names(reference)} - settled:
             settled |= {*_names(reference)}
             renamed |= _share(original, reference, is_mask=packed is not None)

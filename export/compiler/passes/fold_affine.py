@@ -57,10 +57,13 @@ def fold_affine(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 
 def _sweep(model: ir.Model, shapes: Shapes, refusals: dict[ir.Value, Site]) -> list[Site]:
-    """Folds every map that no earlier fold of this sweep has changed; maps that were refused before come last."""
+    """Folds every map that no earlier fold of this sweep has changed.
+
+    Maps that were refused before come last. A BatchNormalization comes before a scale, which could fold into it.
+    """
     sites: list[Site] = []
     changed: set[ir.Node | None] = set()
-    for value, form in sorted(_map_ends(shapes), key=lambda end: end[0] in refusals):
+    for value, form in sorted(_map_ends(shapes), key=lambda end: (end[0] in refusals, not end[1].norms)):
         if changed & {*form.nodes, form.root.producer()}:
             continue
         try:

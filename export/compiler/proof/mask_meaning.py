@@ -12,11 +12,9 @@ from export.compiler.errors import NotSupported
 from export.compiler.graph.constants import Array
 from export.compiler.graph.node_builder import BOOL
 from export.compiler.proof.inputs import draw, free_dimensions
-from export.compiler.proof.masks import mask_input
+from export.compiler.proof.masks import TEXTS, TOKENS, mask_input
 from export.compiler.proof.original_file import Original
 from export.compiler.proof.tolerances import alike
-
-TEXTS, TOKENS = 3, 5
 
 
 def hides_tokens(original: Original, packed: str) -> bool:

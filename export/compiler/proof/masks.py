@@ -16,6 +16,7 @@ from export.compiler.errors import BadRequest
 from export.compiler.proof.inputs import Feeds, draw, free_dimensions
 
 SIZES = ((6, 8), (6, 5), (12, 33))  # texts and tokens
+TEXTS, TOKENS = 3, 5  # of trial runs; neither is 1, which broadcasts
 Mask = NDArray[np.int64]
 Kind = Callable[[int, np.random.Generator], Mask]
 

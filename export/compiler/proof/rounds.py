@@ -98,9 +98,8 @@ def rounds(
         if options.alone:
             return
     booleans = any(value.dtype == ir.DataType.BOOL for value in graph.inputs)
-    for candidates.inverted, family in product(
-        (False, True) if booleans else (False,), size_rounds(graph, options.dims)
-    ):
+    for inverted, family in product((False, True) if booleans else (False,), size_rounds(graph, options.dims)):
+        candidates.inverted = inverted
         candidates.check_memory(family.needed)
         answered = 0
         for drawn in map(candidates.attempt, family.needed, count()):

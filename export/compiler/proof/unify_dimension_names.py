@@ -20,11 +20,9 @@ from export.compiler.graph.name_dimensions import name_free_dimensions
 from export.compiler.graph.node_builder import nodes_before
 from export.compiler.graph.symbolic_shapes import is_symbol
 from export.compiler.proof.inputs import draw, free_dimensions, is_past
-from export.compiler.proof.masks import mask_input
+from export.compiler.proof.masks import TEXTS, TOKENS, mask_input
 from export.compiler.proof.original_file import Original
 from export.compiler.proof.tolerances import alike
-
-TEXTS, TOKENS = 3, 5  # neither is 1, which broadcasts
 
 
 def share_names(original: Original, packed: str | None = None) -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from http.client import HTTPException
 
 from common.addresses import split_address
 from serving.model_control_client import DIRECT
@@ -38,7 +39,8 @@ def taken(urls: Iterable[str]) -> str:
 
 
 def answers(url: str, path: str = "", timeout_s: float = 2.0) -> bool:
-    """Whether a GET of this path at HOST:PORT succeeds."""
-    with suppress(OSError), DIRECT.open(f"http://{url}/{path}", timeout=timeout_s):  # HTTP errors are OSErrors, too
+    """Whether a GET of this path at HOST:PORT succeeds; at a port that speaks another protocol, as gRPC, it fails."""
+    # urllib's HTTPError is an OSError
+    with suppress(OSError, HTTPException), DIRECT.open(f"http://{url}/{path}", timeout=timeout_s):
         return True
     return False

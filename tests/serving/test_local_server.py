@@ -2,7 +2,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -10,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import onnxruntime
 import psutil
 import pytest
@@ -122,12 +122,16 @@ def test_two_launchers_at_once_share_one_cache(tmp_path: Path, monkeypatch: pyte
 
 
 def test_taken_port_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    """The port's owner speaks gRPC, as another Triton server may."""
+    with ThreadPoolExecutor(1) as pool:
+        owner = grpc.server(pool)
         free = free_ports(3)
-        choices = [[taken.getsockname()[1], *free_ports(2)], free]
+        choices = [[owner.add_insecure_port("127.0.0.1:0"), *free_ports(2)], free]
         monkeypatch.setattr(local_server, "free_ports", lambda count: choices.pop(0))
+        owner.start()
         with running_server(tmp_path, EMPTY) as server:
             assert server.http_url == f"127.0.0.1:{free[0]}"
+        owner.stop(None).wait()
 
 
 @pytest.mark.parametrize("crashes", [1, 2])

@@ -56,7 +56,7 @@ def garments_picture(results: Results) -> Picture:
         f"learning rate {rate:g}": [curve(results, (garments_study(rate, 6), model, 6, rate)) for model in MODELS]
         for rate in RATES
     }
-    note = f"{results.size(garments_study(RATES[0], 6))}."
+    note = "; ".join(dict.fromkeys(results.size(garments_study(rate, 6)) for rate in RATES)) + "; bands: the seeds."
     return Picture("Garments, 6 blocks each", note, "epoch", "test images right (%)", "accuracy", panels)
 
 

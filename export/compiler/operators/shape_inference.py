@@ -314,6 +314,7 @@ CORRECTIONS: Mapping[tuple[str, str], tuple[Inference, ...]] = {
     ("", "Equal"): (_broadcast, size_arithmetic.equal),
     ("", "Gather"): (size_arithmetic.gather,),
     ("", "Min"): (size_arithmetic.minimum, _broadcast),
+    ("", "OneHot"): (size_arithmetic.one_hot,),
     ("", "ReduceProd"): (size_arithmetic.all_multiplied,),
     ("", "Sub"): (size_arithmetic.difference, _broadcast),
     ("", "Reshape"): (_reshape,),

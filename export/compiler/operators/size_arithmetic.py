@@ -63,6 +63,17 @@ def all_multiplied(context: ShapeInferenceContext, node: ir.Node) -> None:
         _set_elements(context, out, [product(elements)])
 
 
+def one_hot(context: ShapeInferenceContext, node: ir.Node) -> None:
+    """[1, n, 1] of 1 and n, as TorchScript exports `repeat_interleave(n, dim=1)`. The library knows no elements."""
+    indices, depth, values = node.inputs
+    place, count = constant(indices), constant(depth)
+    pair = context.get_symbolic_value(values) if values is not None else None
+    if place is not None and count is not None and place.size == count.size == 1 and pair and len(pair) == 2:
+        chosen, sizes = int(place.item()), int(count.item())
+        wanted = {chosen, chosen + sizes}  # an index below 0 counts from the end
+        _set_elements(context, node.outputs[0], [pair[index in wanted] for index in range(sizes)])
+
+
 def quotient(context: ShapeInferenceContext, node: ir.Node) -> None:
     """batch * n divided by batch is n: `mask.view(batch, -1)` is exported so. The library divides only numbers."""
     operands = _operands(context, node)

@@ -85,6 +85,9 @@ def test_no_inferred_shape_contradicts_an_operator() -> None:
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
 
 
+REPEATED = "s = Shape(z) v = Concat<axis = 0>(single, s)"  # as TorchScript repeats rows, with OneHot and Tile
+
+
 @pytest.mark.parametrize(
     ("inputs", "nodes", "expected"),
     [
@@ -99,12 +102,15 @@ HEAD = '<ir_version: 8, opset_import: ["": 18]> g '
         ("float[b, n, 4] x", "y = Slice(x, one_axis, two, one_axis)", "[b,_d0,4]"),  # no row of a single row
         ("float[b, n, 4] x", "y = Slice(x, zero, billion, one_axis)", "[b,n,4]"),  # as tf2onnx writes [:]
         ("float[b, h, n] x", "s = Shape(x) p = ReduceProd(s) y = Expand(three, p)", "[b*h*n]"),
+        ("float[n] z, float[2, 4] x", f"{REPEATED} h = OneHot(one_axis, two, v) y = Tile(x, h)", "[2,4*n]"),
+        ("float[n] z, float[2, 4] x", f"{REPEATED} h = OneHot(minus_two, two, v) y = Tile(x, h)", "[2*n,4]"),
     ],
 )
 def test_a_shape_that_the_library_takes_for_another(inputs: str, nodes: str, expected: str) -> None:
     given = {"vector": np.ones(4, np.float32), "one": np.array([1, 1]), "seven": np.array([1, 7, 8])}
     given |= {"minus_three": np.array([-3]), "three": np.array([3]), "one_axis": np.array([1]), "two": np.array([2])}
-    given |= {"zero": np.array([0]), "billion": np.array([10**9])}
+    given |= {"zero": np.array([0]), "billion": np.array([10**9]), "single": np.array([1])}
+    given |= {"minus_two": np.array([-2])}
     model = parse(f"{HEAD} ({inputs}) => (float y) {{ {nodes} }}", **given)
     for value in model.graph.inputs:
         value.shape = None if value.shape is not None and not len(value.shape) else value.shape

@@ -9,12 +9,11 @@ import onnx_ir as ir
 from export.compiler.graph.attributes import attribute_int, attribute_ints, given, optional, permutation
 from export.compiler.graph.constants import constant, integers
 from export.compiler.graph.runtime_sizes import shape_plan
-from export.compiler.graph.symbolic_shapes import FAR, Dim, Shapes, groups, same, slices
+from export.compiler.graph.symbolic_shapes import FAR, Dim, Shapes, groups, least, same, slices
 from export.compiler.operators.boxes import WHOLE, Box, box
 from export.compiler.operators.demand_rules import Demand, Rule, canonical, everything, partly, row_by_row
 from export.compiler.operators.view import Build, Pick, Places, Run, built
 
-ALWAYS = {0, -1}  # rows that an axis of any size has
 UNKNOWN = Pick(lambda wanted: None)  # rows that are computed when the graph runs
 
 
@@ -89,7 +88,12 @@ def indices_of(shapes: Shapes, node: ir.Node) -> list[int] | None:
     if isinstance(dim, int):
         return [number % dim for number in numbers] if all(-dim <= number < dim for number in numbers) else None
     can_be_guarded = shapes.rank(indices) == 0 and shapes.is_known(dim)
-    return numbers if can_be_guarded or set(numbers) <= ALWAYS else None
+    return numbers if can_be_guarded or exist(numbers, dim) else None
+
+
+def exist(rows: Sequence[int], size: Dim) -> bool:
+    """Whether an axis that is not empty has these rows at any size: 0 and -1, of N + 3 also 1, 2, -2 and -3."""
+    return all(-least(size) <= row < max(least(size), 1) for row in rows if row != -1)
 
 
 def sliced(shapes: Shapes, node: ir.Node, index: int) -> list[Run] | None:

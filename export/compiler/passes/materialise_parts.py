@@ -25,7 +25,7 @@ from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.runtime_sizes import Sizes
 from export.compiler.graph.symbolic_shapes import FAR, Dim, Shapes, slices
 from export.compiler.operators.boxes import WHOLE, Box, box, covers
-from export.compiler.operators.data_movement import ALWAYS, indices_of
+from export.compiler.operators.data_movement import exist, indices_of
 from export.compiler.operators.table import RESIZING, demand_of
 
 LARGEST_STORED_PART = 1 << 16  # elements of a part of a constant; a larger part is computed at each use
@@ -143,7 +143,7 @@ class Materialiser:
         if not free and len(rows) > 1 and list(rows) == list(range(rows[0], rows[-1] + 1)):
             return nodes.cut(value, nodes.integers([rows[0]]), nodes.integers([rows[-1] + 1]), axis)
         indices = nodes.integers(rows)
-        if free and not set(rows) <= ALWAYS:
+        if free and not exist(rows, 0):
             size = nodes.sizes(value, [axis])
             last = nodes.add("Sub", [size, nodes.integers([1])])
             indices = nodes.larger(nodes.add("Neg", [size]), nodes.smaller(indices, last))
@@ -211,7 +211,7 @@ class Materialiser:
                 return row
             axis = attribute_int(node, "axis", 0) % self.shapes.rank(source)
             size = self.shapes.dims(source)[axis]
-            if not isinstance(size, int) and not {*indices} <= ALWAYS:
+            if not isinstance(size, int) and not exist(indices, size):
                 row = self._none_if_missing(row, axis, indices[0], size)
             return self.nodes.gather(row, self.nodes.scalar(0), axis)
         return None

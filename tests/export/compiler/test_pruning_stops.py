@@ -16,7 +16,8 @@ def stopped(original: ir.Model) -> str:
 
 def graph(nodes: str) -> ir.Model:
     return parse(
-        f"""<ir_version: 8, opset_import: ["": 18]> g (float[n, s, 4] x, int64[k] last) => (float y) {{ {nodes} }}""",
+        f"""<ir_version: 8, opset_import: ["": 18]> g
+        (float[n, s, 4] x, float[n, 2, 4] two, int64[k] last) => (float y) {{ {nodes} }}""",
         w=np.ones((4, 4), np.float32),
         **{"zero": 0, "one": 1, "ends": [0, 2]},
     )
@@ -40,6 +41,11 @@ def graph(nodes: str) -> ir.Model:
         ),
         (
             "h = MatMul(x, w) y = Gather<axis = 1>(h, ends)",
+            "y (Gather): picks rows that a short input lacks: "
+            "of a free axis only rows 0 and -1 are followed, or a single row",
+        ),
+        (  # of s + 2 rows a short input has no third
+            "j = Concat<axis = 1>(two, x) h = MatMul(j, w) y = Gather<axis = 1>(h, ends)",
             "y (Gather): picks rows that a short input lacks: "
             "of a free axis only rows 0 and -1 are followed, or a single row",
         ),

@@ -237,6 +237,24 @@ def test_parts_whose_sizes_differ_from_call_to_call(nodes: str, sizes: list[tupl
             check_equal(original, each, feeds)
 
 
+@pytest.mark.parametrize(
+    ("rows", "made"),
+    [([1, 0], 2), ([-2, -1], 2), ([0, -2, 3], 3), ([0, 4], 24), ([-5, -1], 24)],  # of no token there are four rows
+)
+def test_rows_that_tokens_have_at_any_length_are_computed_alone(rows: list[int], made: int) -> None:
+    """Of classes before and behind the tokens, as a network of pictures of any size has them."""
+    nodes = "all = Concat<axis = 1>(first, a, first) two = MatMul(all, w) y = Gather<axis = 1>(two, rows)"
+    rng = np.random.default_rng(0)
+    given = ROWS.replace("a) =>", "a, float[n, 2, 4] first) =>")
+    original = parse(f"{given} (float y) {{ {nodes} }}", rows=rows, **HALVES)
+    rewritten = optimise(original, passes=["read-rows"], sizes={"n": 1, "s": 20})
+    assert rewritten.steps[-1].macs == made * 16
+    for length in (0, 1, 5):
+        if length or made < 24:
+            feeds = {"a": rng.standard_normal((2, length, 4)), "first": rng.standard_normal((2, 2, 4))}
+            check_equal(original, rewritten.model, feeds)
+
+
 @pytest.mark.parametrize(("start", "end", "rows"), [(0, 3, 3), (1, 3, 2), (-3, FAR, 3), (0, 4, None), (-4, -1, None)])
 def test_a_cut_has_a_known_size_where_joined_rows_are_always_enough(start: int, end: int, rows: int | None) -> None:
     """Three register tokens before the others; a fourth token exists only in some calls."""

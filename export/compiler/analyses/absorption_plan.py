@@ -7,8 +7,8 @@ Multiply-accumulates for N tokens of D features, Q queries and H heads of E feat
     absorbed:   2 Q N H D       + both projections, each in the cheaper of two forms:
                 one more product per head, Q H E D, or a single weight of H D columns or rows
 
-Keys that are turned by their position, normalised, or made from other tokens stay, and so do keys of scores of another
-form; the values alone are then absorbed.
+Keys that are turned by their position or normalised stay, and so do keys of scores of another form; the values alone
+are then absorbed. Keys may be made from other tokens than values, as where positions are added for the keys alone.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AbsorptionPlan:
 
     @property
     def features(self) -> int:
-        """D, the features of a token."""
+        """D, the features of a token of the values."""
         return int(self.values.weight.shape[0])
 
 
@@ -100,6 +100,7 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     if keys is None:
         return AbsorptionPlan(parts, None, values, None, output, None, before, after)
     query, shared_queries, wide_keys = _query(shapes, parts, keys, values), None, keys.columns.size
+    features = keys.weight.shape[0]
     inputs = query.weight.shape[0] if query is not None else 0
     if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
         shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
@@ -156,7 +157,7 @@ def check_tokens(values: Channels) -> None:
 
 
 def _keys(shapes: Shapes, parts: Parts, values: Channels) -> Channels | None:
-    """The projection of the keys; None unless a weight alone makes them from the tokens of the values."""
+    """The projection of the keys; None unless a weight alone makes them from tokens as many as those of the values."""
     if parts.scores is None:
         return None
     try:
@@ -164,7 +165,8 @@ def _keys(shapes: Shapes, parts: Parts, values: Channels) -> Channels | None:
         check_alone([keys, values], parts.readers)
     except Refused:
         return None
-    return keys if keys.tokens is values.tokens and keys.turned == values.turned else None
+    token_axes = shapes.dims(keys.tokens)[:2], shapes.dims(values.tokens)[:2]
+    return keys if same_shape(*token_axes) and keys.turned == values.turned else None
 
 
 def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None:

@@ -58,12 +58,12 @@ class Absorber:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
         plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys(keys)).transpose(2, 1, 0).reshape(plan.features, self.rows)
-            scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, Q H)
+            weight = (plan.shared_queries @ self._keys(keys)).transpose(2, 1, 0).reshape(-1, self.rows)
+            scores = self.nodes.add("MatMul", [self._key_tokens(keys), self._constant(weight, "asked")])  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            rows = self.nodes.reshape(self._query_keys(keys, query), [0, self.rows, plan.features])  # (B, Q H, D)
-            scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self.tokens, [0, 2, 1])])
+            rows = self.nodes.reshape(self._query_keys(keys, query), [0, self.rows, len(keys.weight)])  # (B, Q H, D)
+            scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self._key_tokens(keys), [0, 2, 1])])
         pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
@@ -72,6 +72,10 @@ class Absorber:
     def _tokens(self, channels: Channels) -> ir.Value:
         """The tokens of a projection, (B, N, D)."""
         return self.nodes.transpose(channels.tokens, [1, 0, 2]) if channels.turned else channels.tokens
+
+    def _key_tokens(self, keys: Channels) -> ir.Value:
+        """The tokens of the keys, (B, N, D)."""
+        return self.tokens if keys.tokens is self.plan.values.tokens else self._tokens(keys)
 
     def _texts(self, rows: int = 1) -> int | ir.Value:
         """The size of an axis of `rows` for each text, beside that of tokens, without which a Reshape fails on -1."""
@@ -92,8 +96,8 @@ class Absorber:
         """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
         plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys(keys)).reshape(self.rows, plan.features).T
-            scores = self.nodes.add("MatMul", [self.tokens, self._constant(weight, "asked")])  # (B, N, H Q)
+            weight = (plan.shared_queries @ self._keys(keys)).reshape(self.rows, -1).T
+            scores = self.nodes.add("MatMul", [self._key_tokens(keys), self._constant(weight, "asked")])  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
                 scores = self.nodes.reshape(scores, [self._texts(heads), queries, 0])
@@ -101,9 +105,10 @@ class Absorber:
                 scores = self.nodes.reshape(scores, [0, 0, heads, queries])
                 scores = self.nodes.transpose(scores, [0, 2, 3, 1])
         else:
-            scores = self.nodes.add(
-                "MatMul", [self._query_rows(keys, asked), self.nodes.transpose(self.tokens_4d, [0, 1, 3, 2])]
-            )
+            tokens = self._key_tokens(keys)
+            tokens_4d = self.tokens_4d if tokens is self.tokens else self.nodes.unsqueeze(tokens, [1])
+            rows = self._query_rows(keys, asked)
+            scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(tokens_4d, [0, 1, 3, 2])])
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [self._texts(heads), queries, 0])
             else:
@@ -120,21 +125,21 @@ class Absorber:
 
     def _query_rows(self, keys: Channels, asked: ir.Value) -> ir.Value:
         """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
-        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
+        plan, heads, queries, features = self.plan, self.parts.heads, self.parts.queries, len(keys.weight)
         if plan.query is None:
             weights = self._keys(keys)
             rows = self._by_head(self._with_head_axis(asked, weights.shape[1]), weights, "keys")
         else:
             rows = self._query_keys(keys, plan.query)
             if queries > 1:
-                rows = self.nodes.reshape(rows, [-1, queries, heads, plan.features])
+                rows = self.nodes.reshape(rows, [-1, queries, heads, features])
                 rows = self.nodes.transpose(rows, [0, 2, 1, 3])
-        return self.nodes.reshape(rows, [-1, 1, self.rows, plan.features])
+        return self.nodes.reshape(rows, [-1, 1, self.rows, features])
 
     def _query_keys(self, keys: Channels, query: Channels) -> ir.Value:
         """q Wk' of all heads, by the merged weight Wq Wk', (B, Q, H D)."""
         heads = self.parts.heads
-        weight = head_weights(query, heads) @ self._keys(keys)  # (H, D of the query, D)
+        weight = head_weights(query, heads) @ self._keys(keys)  # (H, D of the query, D of the keys)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys(keys)).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
         product = self.nodes.add("MatMul", [self._tokens(query), self._constant(joined, "query_keys")])

@@ -121,15 +121,19 @@ def embedded(net: Drawn) -> str:
     if net.pick(["kinds", "no kinds"]) == "kinds":
         net.inputs["kinds"] = net.inputs["ids"]
         value = net.add("Add", value, net.add("Gather<axis = 0>", net.weight(2, WIDE), "kinds"))
-    table = net.weight(LONGEST + 1, WIDE)
     match net.pick(["absolute", "absolute", "counted", "nowhere"]):
         case "absolute":
-            value = net.add("Add", value, net.add("Gather<axis = 0>", table, places(net)))
+            value = placed(net, value)
         case "counted":
+            table = net.weight(LONGEST + 1, WIDE)
             number = net.add("Cast<to = 7>", net.add("Cast<to = 6>", "mask"))
             counted = net.add("Mul", net.add("CumSum", number, net.integers(1)), number)
             value = net.add("Add", value, net.add("Gather<axis = 0>", table, counted))
     return value
+
+
+def placed(net: Drawn, value: str) -> str:
+    return net.add("Add", value, net.add("Gather<axis = 0>", net.weight(LONGEST + 1, WIDE), places(net)))
 
 
 def places(net: Drawn) -> str:
@@ -209,7 +213,8 @@ def projections(net: Drawn, value: str, size: int) -> list[str]:
     if kind == "split":
         parts = net.several(3, "Split<axis = -1, num_outputs = 3>", net.linear(value, WIDE, 3 * INNER))
     else:
-        parts = [net.linear(value, WIDE, INNER) for _ in range(3)]
+        asked = placed(net, value) if net.pick(["placed", "plain", "plain"]) == "placed" else value  # as in DETR
+        parts = [net.linear(tokens, WIDE, INNER) for tokens in (asked, asked, value)]
     heads = net.integers(0, 0, HEADS, size)
     return [net.add("Transpose<perm = [0, 2, 1, 3]>", net.add("Reshape", part, heads)) for part in parts]
 

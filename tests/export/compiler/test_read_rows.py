@@ -9,9 +9,10 @@ import pytest
 from foreign_networks import Encoder, Vision, check_equal, export, model, parse, proved, with_read_rows_alone
 
 from export.compiler.analyses.axis_maps import input_axes
-from export.compiler.errors import BadRequest, NothingToRewrite
+from export.compiler.errors import BadRequest, NothingToRewrite, ProofFailed
 from export.compiler.graph.symbolic_shapes import FAR, Shapes
 from export.compiler.operators.evaluate import evaluate
+from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.pipeline import optimise, prepared, rewrite
 from export.compiler.proof.runner import session
 
@@ -310,6 +311,7 @@ def attention(nodes: str, more: str = "", outputs: str = "", opset: int = 17, to
         any=np.array([-1]),
         four=np.array([4]),
         gain=np.ones(4, np.float32),
+        tall=rng.standard_normal((16, 8)).astype(np.float32),
     )
 
 
@@ -354,6 +356,8 @@ def test_an_attention_that_cannot_be_absorbed_is_named(nodes: str, outputs: str,
 
 VALUES = "values, 4,608 -> 1,088"
 SCORED = "t = Transpose<perm = [0, 1, 3, 2]>(key) s = MatMul(q, t)"
+OTHER = "m = MatMul(other, {}) b = Add(m, bk) h = Reshape(b, heads) key = Transpose<perm = [0, 2, 1, 3]>(h)"
+OTHER_TOKENS = f"other = Cos(a) {OTHER.format('wk')} {SCORED} {WEIGHED}"
 
 
 @pytest.mark.parametrize(
@@ -372,6 +376,12 @@ SCORED = "t = Transpose<perm = [0, 1, 3, 2]>(key) s = MatMul(q, t)"
             f"{SHARED.format('k', 'key')} {SHARED.format('v', 'value')} {SCORED} p = Softmax(s) y = MatMul(p, value)",
             "keys and values, 5,184 -> 2,240",
         ),
+        (OTHER_TOKENS, "keys and values, 9,280 -> 2,240"),
+        (
+            f"other = Concat<axis = 2>(a, a) {OTHER.format('tall')} {SCORED} {WEIGHED}",
+            "keys and values, 13,376 -> 3,328",
+        ),
+        (f"other = Slice(a, zero, one, zero) {OTHER.format('wk')} {SCORED} {WEIGHED}", VALUES),
     ],
     ids=[
         "made by weights",
@@ -380,12 +390,22 @@ SCORED = "t = Transpose<perm = [0, 1, 3, 2]>(key) s = MatMul(q, t)"
         "capped scores",
         "joined heads",
         "keys and values that both heads share",
+        "keys of other tokens",
+        "keys of wider tokens",
+        "keys that all texts share",
     ],
 )
 def test_a_single_query_absorbs_what_weights_make(nodes: str, absorbed: str) -> None:
     rewritten = optimise(original := attention(nodes), passes=["absorb-queries"])
     assert [site.message for site in rewritten.steps[0].sites] == [f"1 query absorbs {absorbed} MACs"]
     assert proved(original, rewritten.model).error < 1e-13
+
+
+def test_keys_of_the_wrong_tokens_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = attention(OTHER_TOKENS)
+    monkeypatch.setattr(Absorber, "_key_tokens", lambda self, keys: self.tokens)
+    with pytest.raises(ProofFailed):
+        proved(original, optimise(original, passes=["absorb-queries"]).model)
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])

@@ -116,7 +116,8 @@ def test_nothing_to_measure_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path) -> None:
+def test_the_published_configuration_comes_with_its_caveat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNT", 8)  # images that six wide blocks answer in float64
     options = "--published-configuration --batch 2 --seconds 1 --model vit --model vitbn --runtime torch --device cpu"
     printed, written = measured(latency, tmp_path / "latency.json", *options.split())
     assert {row["model"]: row["depth"] for row in written["rows"]} == {"vit": 6, "vitbn": 1}

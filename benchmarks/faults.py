@@ -18,7 +18,7 @@ from benchmarks.drills.drill_setup import Drill, DrillBench, stubs, triton
 from benchmarks.drills.mixed_texts import mixed_texts
 from benchmarks.measure.result_file import Record
 from benchmarks.reporting.recorded_decorator import recorded
-from models.training.command_options import FiniteRange
+from common.finite_range import FiniteRange
 
 DRILLS: Mapping[str, Drill] = {
     "stub-killed": partial(server_faults.heal, fault=lambda server: stubs(server)[0].kill()),

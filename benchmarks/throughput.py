@@ -26,9 +26,9 @@ from benchmarks.measure.options import (
 from benchmarks.measure.result_file import Record
 from benchmarks.measure.workload_settings import LARGEST_BATCH, Workload
 from benchmarks.reporting.recorded_decorator import recorded
+from common.finite_range import FiniteRange
 from export.precision_table import PRECISIONS
 from models.catalog import SHIPPED, NameChoice
-from models.training.command_options import FiniteRange
 
 IN_FLIGHT = (1, 2, 8)
 MIN_REQUESTS = 40  # of an open loop: one request more or less changes the rate by 2.5 %

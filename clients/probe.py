@@ -11,6 +11,7 @@ import click
 
 from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import TIMEOUT_S, probe_server
+from common.finite_range import FiniteRange
 from common.headers import parse_headers
 
 
@@ -34,7 +35,7 @@ def _open_health(address: str | None, every_s: float | None, timeout_s: float) -
 
 
 @click.command()
-@click.option("--url", default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
+@click.option("--url", callback=_address, default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
 @click.option(
     "--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.  [default: all]"
 )
@@ -45,11 +46,11 @@ def _open_health(address: str | None, every_s: float | None, timeout_s: float) -
     multiple=True,
     help="Compare with the samples in this folder; repeatable.  [default: with those in config.pbtxt]",
 )
-@click.option("--timeout", type=click.FloatRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
+@click.option("--timeout", type=FiniteRange(0.05, 60), default=TIMEOUT_S, show_default=True, help="Seconds.")
 @click.option("--header", multiple=True, metavar="NAME:VALUE", help="For a guarded server.  [default: none]")
 @click.option(
     "--every",
-    type=click.FloatRange(0.1),
+    type=FiniteRange(0.1),
     metavar="SECONDS",
     help="Repeat until interrupted, one line per probe.  [default: once]",
 )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from common.finite_range import FiniteRange
 from export.precision_table import IN_ONNX_RUNTIME, Precision, file_precision
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import one_line_errors
@@ -41,7 +42,7 @@ repository_option = click.option(
 @click.option("--precision", type=click.Choice(IN_ONNX_RUNTIME), default="fp32", show_default=True)
 @click.option(
     "--max-accuracy-drop",
-    type=click.FloatRange(0, 100),
+    type=FiniteRange(0, 100),
     default=0.1,
     show_default=True,
     help="In percentage points, of fp16, int8, OpenVINO and auto.",

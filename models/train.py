@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 import vitbn_packages  # first: reports another `models` that hides ours
 from common.files import check_writable, ended_by_signal, naming
+from common.finite_range import FiniteRange
 from common.plurals import counted
 from models.catalog import NameChoice
 from models.checkpoints import metrics
@@ -77,8 +78,8 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.option("--patch-size", type=(int, int), help="Height and width in pixels; default: the dataset's.")
 @click.option("--pool", type=click.Choice(get_args(Pool)), default="cls", show_default=True)
 @click.option("--pos-emb", type=click.Choice(get_args(PositionEncoding)), default="learn", show_default=True)
-@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
-@click.option("--emb-dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option("--dropout", type=FiniteRange(0, 1, max_open=True), default=0.0, show_default=True)
+@click.option("--emb-dropout", type=FiniteRange(0, 1, max_open=True), default=0.0, show_default=True)
 @click.option("--qkv-bias", is_flag=True, help="Queries, keys and values with a bias.")
 @click.option("--standardise", is_flag=True, help="Subtract each picture's mean and divide by its spread.")
 @training_options

@@ -13,10 +13,10 @@ from click.core import ParameterSource
 from benchmarks.measure.measured_network import Network
 from benchmarks.measure.result_file import PROGRAM
 from common.files import check_writable
+from common.finite_range import FiniteRange
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
 from models.networks.config import MODEL_NAMES, ModelConfig
-from models.training.command_options import FiniteRange
 
 Command = TypeVar("Command", bound=Callable[..., object])
 T = TypeVar("T")

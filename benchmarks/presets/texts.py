@@ -33,7 +33,7 @@ from benchmarks.measure.padding_strategies import (
 from benchmarks.measure.progress import note, steps
 from benchmarks.measure.result_file import Record, Row
 from benchmarks.reporting.recorded_decorator import recorded
-from models.training.command_options import FiniteRange
+from common.finite_range import FiniteRange
 
 NETWORK = "bert-6x384"
 TEXTS = 64  # different texts of a load

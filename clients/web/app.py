@@ -29,7 +29,7 @@ def web(host: str, port: int, behind_proxy: str | None, model: str | None, **opt
     from clients.web.routes import create_app, open_server
     from clients.web.triton_requests import Triton
 
-    if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != behind_proxy.lower():
+    if behind_proxy is not None and urlsplit(f"//{behind_proxy}").hostname != "".join(behind_proxy.lower().split()):
         raise click.UsageError(f"--behind-proxy: expected a name without scheme and port, found {behind_proxy!r}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # else the first process of a container ignores SIGTERM
     triton = Triton(parse_options(retry_s=0, **options), model)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from common.finite_range import FiniteRange
 from common.preprocessing_settings import FILTERS
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def picture_options(command: Command) -> Command:
     @click.option("--std", callback=_numbers, metavar="S[,S,S]", help="In place of --processor: divides them then.")
     @click.option(
         "--crop",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=FiniteRange(0, 1, min_open=True),
         help="In place of --processor: the middle's share of the picture.  [default: 1]",
     )
     @click.option(
@@ -87,7 +88,7 @@ def picture_options(command: Command) -> Command:
     )
     @click.option(
         "--temperature",
-        type=click.FloatRange(0, 1000, min_open=True),
+        type=FiniteRange(0, 1000, min_open=True),
         help="With --pictures: divides the scores; `vitbn bench accuracy` fits it.  [default: 1]",
     )
     @wraps(command)

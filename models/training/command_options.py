@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import Field, fields
 from pathlib import Path
@@ -16,21 +15,12 @@ import click
 
 import vitbn_packages
 from common.files import reason
+from common.finite_range import FiniteRange
 from models.training.recipe import Numbers, TrainingOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 CHECKPOINTS = Path("checkpoints")
-
-
-class FiniteRange(click.FloatRange):
-    """Refuses NaN and infinity, which click's FloatRange accepts."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"expected a finite number, found {number}", param, ctx)
-        return number
 
 
 def _option(of: Field[Any]) -> Callable[[Command], Command]:

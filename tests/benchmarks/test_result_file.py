@@ -18,7 +18,7 @@ from benchmarks.measure.interleaved_timing import Durations, Protocol, time_inte
 from benchmarks.measure.options import Result, WithPresets, json_option, names_option, seconds_option
 from benchmarks.measure.result_file import recording
 from benchmarks.throughput import throughput
-from models.training.command_options import FiniteRange
+from common.finite_range import FiniteRange
 from serving.local_server import ServerFailed
 
 pytestmark = pytest.mark.usefixtures("any_rounds")

@@ -30,7 +30,7 @@ ROWS: list[Row] = [
         (infer, f"--reject-below {share}", 2, f"expected above 0 and at most 1, or auto, found '{share}'")
         for share in ("0", "1.1", "nan", "automatic")
     ),
-    *((web, f"--behind-proxy '{name}'", 2, f"{OF_PROXY} {name!r}") for name in ("https://a.b", "a.b:8000", "")),
+    *((web, f"--behind-proxy '{name}'", 2, f"{OF_PROXY} {name!r}") for name in ("https://a.b", "a.b:8000", "", " ")),
     *((bulk, f"--share {share}", 2, f"{SHARE} '{share}'") for share in ("1", "2/2", "-1/2", "a/b")),
     (bulk, "--engine ray --processes 2", 2, f"Error: {RAY}"),
     (bulk, "--output memory://a", 2, "output: expected a folder or storage that processes share, found memory://a"),

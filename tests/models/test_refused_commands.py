@@ -48,7 +48,16 @@ OPTIONS = {  # of files for --params
 }
 NO_OPTIONS = "expected a JSON object of options, found"
 NO_VALUES = (
-    *("--lr 0", "--lr nan", "--lr inf", "--weight-decay nan", "--label-smoothing nan", "--clip inf", "--ema nan"),
+    *(
+        "--lr 0",
+        "--lr nan",
+        "--lr inf",
+        "--dropout nan",
+        "--weight-decay nan",
+        "--label-smoothing nan",
+        "--clip inf",
+        "--ema nan",
+    ),
     *("--batch-size 0", "--batch-size 1", "--depth 0", "--epochs 0", "--seed -1", f"--seed {2**63}"),
     *("--model resnet", "--device abacus"),
 )

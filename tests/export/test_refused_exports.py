@@ -36,7 +36,7 @@ EXPORT = [
     ),
     ("--model vitbn --checkpoint x.pth", 2, "expected --model or --checkpoint, found both"),
     ("--max-accuracy-drop 1", 2, "expected no --max-accuracy-drop: fp32 drops nothing"),
-    ("--max-accuracy-drop nan --precision int8", 2, "--max-accuracy-drop: expected a number, found nan"),
+    ("--max-accuracy-drop nan --precision int8", 2, "'--max-accuracy-drop': expected a finite number, found nan"),
     ("--data-dir nowhere", 2, "Directory 'nowhere' does not exist"),
     ("--backend openvino --for latency", 2, "expected --backend onnxruntime or auto with --for, found openvino"),
     ("--backend auto --precision int8", 2, AUTO),

@@ -1,6 +1,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import commands
 import pytest
+from trainings import assert_identical
 
 import models.train as module
 from models.checkpoints.checkpoint import load
@@ -43,16 +45,6 @@ def test_a_thousand_epochs_are_few_rows(capsys):
     assert (last.epoch, len(rows), rows[0][0], rows[1][0], rows[-1][0]) == (1000, 21, "1", "50", "1000")
 
 
-def test_ctrl_c_says_what_is_kept(capsys):
-    def interrupted():
-        yield module.Epoch(1, 1.0, 1.0, 0.5, 0.9)
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit, match="130"):
-        module._print_epochs(interrupted(), "test accuracy %", 9)
-    assert capsys.readouterr().out.endswith("Interrupted: kept epoch 1; --resume goes on\n")
-
-
 def test_the_bar_goes_on_where_the_run_does(tmp_path, monkeypatch):
     bars = []
     silent = nullcontext(lambda images, loss: None)
@@ -76,24 +68,42 @@ def test_script_fails_without_a_traceback(tmp_path):
 SMALL = ["--depth", "1", "--dim", "16", "--heads", "2", "--dim-head", "8", "--mlp-dim", "16", "--device", "cpu"]
 
 
-@pytest.mark.slow
-def test_rows_appear_as_epochs_finish_and_an_end_keeps_them(tmp_path):
-    """As Ctrl-C does; the signal comes after three rows."""
-    output, arrivals_s = tmp_path / "run.safetensors", []
+def stopped(arguments, number):
+    """Sends a signal after three rows: the exit code, when the rows came, the text after them, the errors."""
     with subprocess.Popen(
-        [*SCRIPT, *SMALL, "--epochs", "100", "--output", str(output)],
+        [*SCRIPT, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as child:
+        arrivals_s = []
         while len(arrivals_s) < 3 and (line := child.stdout.readline()):
             arrivals_s += [time.perf_counter()] if ROW.match(line) else []
-        child.terminate()
+        child.send_signal(number)
         rest, errors = child.communicate(timeout=60)
-    assert child.returncode == 143, errors
+    return child.returncode, arrivals_s, rest, errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_rows_appear_as_epochs_finish_and_ctrl_c_keeps_them(tmp_path, number, code):
+    output = tmp_path / "run.safetensors"
+    found, arrivals_s, rest, errors = stopped([*SMALL, "--epochs", 100, "--output", output], number)
+    assert found == code, errors
     assert arrivals_s[-1] - arrivals_s[0] > 0.1, "not all at once"
     assert "Traceback" not in errors
     kept = int(re.search(r"Interrupted: kept epoch (\d+); --resume goes on$", rest, re.MULTILINE)[1])
     assert load(output).metrics["epochs"] in (kept, kept + 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "run.resume.pt", "run.safetensors"]
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_from_its_last_write(tmp_path):
+    whole, killed = tmp_path / "whole.safetensors", tmp_path / "killed.safetensors"
+    arguments = [*SMALL, "--batch-size", 500, "--epochs", 12]
+    assert stopped([*arguments, "--output", killed], signal.SIGKILL)[0] == -signal.SIGKILL
+    assert 1 <= load(killed).metrics["epochs"] < 12
+    ok(*arguments, "--output", killed, "--resume")
+    ok(*arguments, "--output", whole)
+    assert_identical(killed, whole)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from clients.errors import ClientError, ModelNotFound, ServerBusy, ServerError, ServerUnavailable
 from clients.options import Options, Tls
+from common.addresses import is_address
 from common.files import reason
 from common.preprocessing_settings import INPUT_NAME, OUTPUT_NAME
 
@@ -200,8 +201,7 @@ def _tls_context(tls: Tls | None) -> ssl.SSLContext | None:
 
 def check_address(address: str) -> None:
     """Raises ServerUnavailable unless `address` is HOST:PORT."""
-    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):([0-9]{1,5})", address)  # IPv6 in brackets
-    if not match or int(match[1]) > 65535:
+    if not is_address(address):
         raise ServerUnavailable(f"expected the server's address as HOST:PORT, found {address!r}")
 
 

@@ -11,13 +11,13 @@ import click
 
 from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import TIMEOUT_S, probe_server
+from common.addresses import is_address
 from common.finite_range import FiniteRange
 from common.headers import parse_headers
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    host, _, port = (value or "").rpartition(":")
-    if value is not None and not (host and port.isdecimal() and int(port) <= 65535):
+    if value is not None and not is_address(value):
         raise click.BadParameter(f"expected HOST:PORT, found {value!r}")
     return value
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from contextlib import suppress
 
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every interface -> how this machine reaches a server there
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT."""
+    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):([0-9]{1,5})", text)
+    return match is not None and int(match[1]) <= 65535
 
 
 def split_address(address: str) -> tuple[str, int, socket.AddressFamily]:

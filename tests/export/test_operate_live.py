@@ -159,7 +159,8 @@ def test_a_server_in_another_mode_leaves_the_change_to_the_next_start(folder: Pa
             ("vitbn", "3", "default"),
             ("vitbn", "4", "-"),
         ]
-    assert states(ok(folder, "list"))[-1] == ("vitbn", "4", "default")
+    with running_server(folder, QUICK) as server:
+        assert states(ok(folder, "list", server=server.http_url))[-1] == ("vitbn", "4", "default")
 
 
 @pytest.mark.live

@@ -124,7 +124,7 @@ def test_a_supervisor_without_descriptors_starts_a_server_once_it_has_them(super
 
 @pytest.mark.slow
 def test_each_act_has_a_line_in_the_log_and_a_metric(supervised: Server) -> None:
-    """Also where a process dies during the start, of which the other instance answers the probes."""
+    """A process that dies during the start has its line, too. The other instance answers the probes then."""
 
     def metrics() -> str:
         with urllib.request.urlopen(f"http://{supervised.supervisor_url}/metrics", timeout=20) as answer:

@@ -26,7 +26,7 @@ FOLLOWED = (
     "and GatherElements of whole rows"
 )
 
-SHORT = "picks rows that a short input lacks: of a free axis only rows 0 and -1 are followed, or a single row"
+SHORT = "picks rows that a short input lacks: of a free axis only rows of every input are followed, or a single row"
 
 
 def stops(shapes: Shapes, demands: Demands, asked: Demands) -> list[Site]:

@@ -42,12 +42,12 @@ def graph(nodes: str) -> ir.Model:
         (
             "h = MatMul(x, w) y = Gather<axis = 1>(h, ends)",
             "y (Gather): picks rows that a short input lacks: "
-            "of a free axis only rows 0 and -1 are followed, or a single row",
+            "of a free axis only rows of every input are followed, or a single row",
         ),
         (  # of s + 2 rows a short input has no third
             "j = Concat<axis = 1>(two, x) h = MatMul(j, w) y = Gather<axis = 1>(h, ends)",
             "y (Gather): picks rows that a short input lacks: "
-            "of a free axis only rows 0 and -1 are followed, or a single row",
+            "of a free axis only rows of every input are followed, or a single row",
         ),
         ("y = MatMul(x, w)", "y (graph output): no multiplying operator computes more than the outputs read"),
     ],

@@ -68,7 +68,9 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
     help="Height and width of a folder's images.  [default: 28 28, or long as most pictures]",
 )
 @click.option("--depth", type=click.IntRange(1), default=6, show_default=True, help="Blocks of a transformer.")
-@click.option("--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token.")
+@click.option(
+    "--dim", type=click.IntRange(1), default=64, show_default=True, help="Features of a token; channels of the CNN."
+)
 @click.option("--heads", type=click.IntRange(1), default=8, show_default=True, help="Heads of a block.")
 @click.option("--dim-head", type=click.IntRange(1), default=64, show_default=True, help="Features of a head.")
 @click.option("--mlp-dim", type=click.IntRange(1), default=128, show_default=True, help="Hidden features of the FFN.")

@@ -66,6 +66,6 @@ def _points(middle: ModelConfig) -> list[tuple[str, ModelConfig, Sequence[int]]]
 
 
 def _networks(config: ModelConfig, is_middle: bool) -> list[Network]:
-    """The compared networks; the CNN, which has neither depth nor width, only in the middle configuration."""
+    """The compared networks; the CNN, which has no depth, only in the middle configuration."""
     networks = [Network(model, replace(config, model=model)) for model in COMPARED]
     return [network for network in networks if network.config.is_transformer or is_middle]

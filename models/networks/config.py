@@ -57,7 +57,8 @@ class ConfigError(ValueError):
 class ModelConfig:
     """The defaults are the published study's.
 
-    CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`.
+    CNN and DNN read only `channels`, `image_size`, `num_classes`, `labels`, `preprocessing`, `background` and `fill`,
+    the CNN also `dim`.
     `background` and `fill` say how the training pictures look; common/background_and_fill.py measures them.
     """
 
@@ -117,6 +118,7 @@ class ModelConfig:
         if self.model == "cnn":
             large = min(self.image_size) >= CNN_MIN_SIDE
             _require(large, "image_size", f"at least {CNN_MIN_SIDE} pixels a side for the CNN", self.image_size)
+            _require(self.dim > 1, "dim", "at least 2 for the CNN", self.dim)
         self._check_looks()
         pictured = self.preprocessing == "ink" or self.channels in (1, 3)
         _require(pictured, "channels", "1, grey, or 3, RGB, for photos", self.channels)

@@ -38,5 +38,6 @@ def _cnn_macs(config: ModelConfig) -> int:
     """Three convolutions of 5x5, the last two each before a pooling by 2, and two linear layers: `cnn.py`."""
     (h1, w1), (h2, w2) = ((side - 4 for side in config.image_size), (side - 8 for side in config.image_size))
     h3, w3 = h2 // 2 - 4, w2 // 2 - 4
-    convolutions = 25 * (config.channels * 32 * h1 * w1 + 32 * 32 * h2 * w2 + 32 * 64 * h3 * w3)
-    return convolutions + 64 * (h3 // 2) * (w3 // 2) * 256 + 256 * config.num_classes
+    half, full, hidden = config.dim // 2, config.dim, 4 * config.dim
+    convolutions = 25 * half * (config.channels * h1 * w1 + half * h2 * w2 + full * h3 * w3)
+    return convolutions + full * (h3 // 2) * (w3 // 2) * hidden + hidden * config.num_classes

@@ -14,6 +14,7 @@ NETWORKS = {
     **{name: ModelConfig(model=name, depth=2) for name in MODEL_NAMES if name not in WITHOUT},
     "colour": ModelConfig(channels=3, image_size=(32, 24), patch_size=(8, 4), depth=1),
     "a CNN in colour": ModelConfig(model="cnn", channels=3, image_size=(32, 25)),
+    "a CNN of an odd width": ModelConfig(model="cnn", dim=97),
     "mean": ModelConfig(depth=1, pool="mean"),
     "no output projection": ModelConfig(depth=2, heads=1, dim_head=64),
     "class attention": ModelConfig(depth=3, heads=4, class_attention=(32, 16), standardise=True),

@@ -56,6 +56,13 @@ def test_cnn_of_a_picture_too_small():
     CNN(ModelConfig(model="cnn", image_size=(20, 20)))
 
 
+def test_the_width_of_a_cnn():
+    shapes = {name: tuple(weight.shape[:2]) for name, weight in CNN(ModelConfig(model="cnn", dim=2)).named_parameters()}
+    assert (shapes["conv1.weight"], shapes["conv3.weight"], shapes["fc1.weight"]) == ((1, 1), (2, 1), (8, 18))
+    with pytest.raises(ConfigError, match="dim: expected at least 2 for the CNN, found 1"):
+        ModelConfig(model="cnn", dim=1)
+
+
 @pytest.mark.parametrize("model", ["dnn", "dnnbn"])
 def test_logits_of_linear_layers_are_the_formula(model):
     built = network(ModelConfig(model=model)).double()

@@ -123,7 +123,7 @@ def test_the_temperature_softens_probabilities_and_changes_no_answer(trained, tm
 
 def example(labels, confusion, mistakes=(), accuracies=(0.5, 0.9, 0.8)):
     series = [{"training_loss": 1 / (1 + number), "test_accuracy": share} for number, share in enumerate(accuracies)]
-    config = {"model": "cnn", "image_size": [32, 48], "channels": 3}
+    config = {"model": "cnn", "dim": 64, "image_size": [32, 48], "channels": 3}
     about = {"dataset": "my <pictures>", "command": "vitbn train --dataset 'my <pictures>'", "config": config}
     about |= {"options": {"hold_out": 5, "ema": None, "seed": 0}, "series": series, "epochs": 3, "kept_epoch": 2}
     return Result(about, tuple(labels), np.array(confusion), mistakes)

@@ -27,7 +27,7 @@ from export.compiler.errors import Refused
 from export.compiler.graph.attributes import given, permutation
 from export.compiler.graph.constants import UNROUNDED, Array
 from export.compiler.graph.def_use import only_reader, other_readers, readers
-from export.compiler.graph.symbolic_shapes import Dim, Shapes, same_shape
+from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 
 Output = tuple[ir.Node, Array]  # the MatMul of an output projection, and its weight (heads * E, columns)
@@ -62,8 +62,8 @@ class AbsorptionPlan:
 
     keys: None to leave keys and scores as they are. query: the projection of the queries, to be merged with the keys'
     weight; None to leave it. output: the MatMul behind the heads and its weight, to be merged with the values' weight;
-    None to leave it. shared_queries: the queries (H, Q, E) in float64 if all images share them. before, after:
-    multiply-accumulates for an image.
+    None to leave it. shared_queries: the queries (H, Q, E) in float64 if all images share them. before, after,
+    reordered: multiply-accumulates for an image: now, absorbed, and as `reorder_products` leaves them.
     """
 
     parts: Parts
@@ -74,6 +74,7 @@ class AbsorptionPlan:
     shared_queries: Array | None
     before: int
     after: int
+    reordered: int
 
     @property
     def features(self) -> int:
@@ -92,25 +93,31 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     features, wide_values = values.weight.shape[0], values.columns.size
     output = _output(shapes, parts, values)
     columns = output[1].shape[1] if output is not None else 0
-    before = (features * _distinct(values) + queries * wide_values) * length + queries * wide_values * columns
+    projected, plain = features * _distinct(values) * length, queries * wide_values * (length + columns)
+    before, reordered = projected + plain, projected + plain
+    if output is not None and not parts.joined:
+        reordered = projected + min(plain, columns * length * (wide_values + queries * heads))
     output_apart, output_merged = queries * wide_values * (columns + features), queries * heads * features * columns
     if output_merged >= output_apart:
         output = None
     after = queries * heads * features * length + (output_apart if output is None else output_merged)
     if keys is None:
-        return AbsorptionPlan(parts, None, values, None, output, None, before, after)
+        return AbsorptionPlan(parts, None, values, None, output, None, before, after, reordered)
     query, shared_queries, wide_keys = _query(shapes, parts, keys, values), None, keys.columns.size
     features = keys.weight.shape[0]
     inputs = query.weight.shape[0] if query is not None else 0
     if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
         shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-    before += (features * _distinct(keys) + queries * wide_keys) * length + queries * inputs * wide_keys
+    projected, plain = features * _distinct(keys) * length, queries * wide_keys * (length + inputs)
+    before, reordered = before + projected + plain, reordered + projected
+    is_reordered = query is not None and shared_queries is None and not parts.joined
+    reordered += min(plain, inputs * length * (wide_keys + queries * heads)) if is_reordered else plain
     query_apart = queries * wide_keys * (inputs + features)
     query_merged = 0 if shared_queries is not None else queries * inputs * heads * features
     if query_merged >= query_apart:
         query = None
     after += queries * heads * features * length + (query_apart if query is None else query_merged)
-    return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after)
+    return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after, reordered)
 
 
 def _distinct(channels: Channels) -> int:
@@ -215,21 +222,22 @@ def _query(shapes: Shapes, parts: Parts, keys: Channels, values: Channels) -> Ch
 
 
 def _output(shapes: Shapes, parts: Parts, values: Channels) -> Output | None:
-    """The output projection, if it can merge with the values' weight.
-
-    That is the MatMul by a weight that alone reads the heads: (B, H, Q, E) -> (B, Q, H E) -> (B, Q, columns).
-    """
+    """The output projection, if it can merge with the values' weight."""
     if parts.guarded and values.shift.any():
         return None
-    heads, queries, wide = parts.heads, parts.queries, values.columns.size
-    reader = _only_consumer(parts.pooled)
+    return output_projection(shapes, parts.pooled, parts.heads, parts.queries, values.columns.size)
+
+
+def output_projection(shapes: Shapes, pooled: ir.Value, heads: int, queries: Dim, wide: int) -> Output | None:
+    """The MatMul by a weight that alone reads the heads: (B, H, Q, E) -> (B, Q, H E), `wide` -> (B, Q, columns)."""
+    reader = _only_consumer(pooled)
     if reader is not None and reader.op_type == "Transpose" and permutation(reader, 4) == [0, 2, 1, 3]:
         reader = _only_consumer(reader.outputs[0])
-    elif queries > 1 and heads > 1:
+    elif heads > 1 and not same(queries, 1):
         return None
     if reader is None or reader.op_type not in RESHAPES or reader.outputs[0].shape is None:
         return None
-    joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(parts.pooled)[0]
+    joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(pooled)[0]
     if not same_shape(joined, (batch, queries, wide)):
         return None
     product = _only_consumer(reader.outputs[0])

@@ -9,6 +9,7 @@ PASSES = (
     "read-rows",  # before absorption, which pays where the last block has few queries
     "absorb-queries",
     "absorb-embedding",  # reads the form that absorb-queries gives a constant query
+    "reorder-products",  # after absorption, which saves more where it applies
     "carry-biases",  # needs all biases of a block, also those that absorption makes
     "split-products",  # after the passes that split or merge products themselves
     "tidy",  # last: it cleans up behind the others

@@ -14,7 +14,7 @@ with the projections before and after them where that costs less:
 Reads a Softmax over the last axis of 3 or 4, with the MatMuls before and after it, or the operator Attention.
 
 Refuses, by the name of the Softmax or of the node in the way: weights of another form; an unknown number of queries;
-values that other nodes read, too (see `absorption_plan`); more multiplications.
+values that other nodes read, too (see `absorption_plan`); more multiplications, or more than by `reorder_products`.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
     absorption = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
     if absorption.after >= absorption.before:
         reason = f"absorbed it would cost {absorption.after:,} MACs, not {absorption.before:,}"
+        raise Refused.at(node, reason)
+    if absorption.reordered < absorption.after:
+        reason = f"absorbed it would cost {absorption.after:,} MACs, by reorder-products {absorption.reordered:,}"
         raise Refused.at(node, reason)
     return absorption
 

@@ -84,40 +84,58 @@ class AbsorptionPlan:
 
 def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     """Merges query and output projection where that costs less. Raises Refused if the values cannot be absorbed."""
-    heads, queries, length = parts.heads, parts.queries, shapes.nominal(parts.tokens)
+    heads, length = parts.heads, shapes.nominal(parts.tokens)
     values = traced(shapes, parts.value, heads, 2)
     check_tokens(values)
     keys = _keys(shapes, parts, values)
     if keys is None:
         check_alone([values], parts.readers)
-    features, wide_values = values.weight.shape[0], values.columns.size
     output = _output(shapes, parts, values)
-    columns = output[1].shape[1] if output is not None else 0
-    projected, plain = features * _distinct(values) * length, queries * wide_values * (length + columns)
-    before, reordered = projected + plain, projected + plain
-    if output is not None and not parts.joined:
-        reordered = projected + min(plain, columns * length * (wide_values + queries * heads))
-    output_apart, output_merged = queries * wide_values * (columns + features), queries * heads * features * columns
-    if output_merged >= output_apart:
+    costs = _costs(parts, length, values, output[1].shape[1] if output is not None else 0)
+    if not costs.merges:
         output = None
-    after = queries * heads * features * length + (output_apart if output is None else output_merged)
     if keys is None:
-        return AbsorptionPlan(parts, None, values, None, output, None, before, after, reordered)
-    query, shared_queries, wide_keys = _query(shapes, parts, keys, values), None, keys.columns.size
-    features = keys.weight.shape[0]
+        return AbsorptionPlan(parts, None, values, None, output, None, costs.before, costs.after, costs.reordered)
+    query, shared_queries = _query(shapes, parts, keys, values), None
     inputs = query.weight.shape[0] if query is not None else 0
     if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
         shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
-    projected, plain = features * _distinct(keys) * length, queries * wide_keys * (length + inputs)
-    before, reordered = before + projected + plain, reordered + projected
-    is_reordered = query is not None and shared_queries is None and not parts.joined
-    reordered += min(plain, inputs * length * (wide_keys + queries * heads)) if is_reordered else plain
-    query_apart = queries * wide_keys * (inputs + features)
-    query_merged = 0 if shared_queries is not None else queries * inputs * heads * features
-    if query_merged >= query_apart:
+    of_keys = _costs(parts, length, keys, inputs, shared_queries is not None)
+    if not of_keys.merges:
         query = None
-    after += queries * heads * features * length + (query_apart if query is None else query_merged)
-    return AbsorptionPlan(parts, keys, values, query, output, shared_queries, before, after, reordered)
+    costs += of_keys
+    sums = costs.before, costs.after, costs.reordered
+    return AbsorptionPlan(parts, keys, values, query, output, shared_queries, *sums)
+
+
+@dataclass(frozen=True)
+class _Costs:
+    """Multiply-accumulates for an image. merges: whether the projection outside merges with the tokens' weight."""
+
+    before: int
+    after: int
+    reordered: int
+    merges: bool
+
+    def __add__(self, other: _Costs) -> _Costs:
+        sums = self.before + other.before, self.after + other.after, self.reordered + other.reordered
+        return _Costs(*sums, self.merges and other.merges)
+
+
+def _costs(parts: Parts, length: int, channels: Channels, outside: int, shared: bool = False) -> _Costs:
+    """Of the product with the keys or values, their projection, and the projection of queries or output.
+
+    outside: the features on the other side of that projection, 0 if it cannot merge. shared: all images share the
+    queries, so that the merged weight is a constant.
+    """
+    heads, queries, features, wide = parts.heads, parts.queries, channels.weight.shape[0], channels.columns.size
+    projected, plain = features * _distinct(channels) * length, queries * wide * (length + outside)
+    apart, merged = queries * wide * (outside + features), 0 if shared else queries * heads * features * outside
+    merges = outside > 0 and merged < apart
+    after = queries * heads * features * length + (merged if merges else apart)
+    reordered = outside * length * (wide + queries * heads)
+    reorders = outside > 0 and not (shared or parts.joined or parts.tokenless)
+    return _Costs(projected + plain, after, projected + (min(plain, reordered) if reorders else plain), merges)
 
 
 def _distinct(channels: Channels) -> int:

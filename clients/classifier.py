@@ -55,6 +55,8 @@ __all__ = [
     "list_models",
 ]
 
+CHECKED_AFTER_NS = 10**9  # an answer later than this after the last description reads the description again
+
 
 class AsyncClassifier:
     """Classifies images by a model on a server, in the event loop that opened the connection.
@@ -87,6 +89,7 @@ class AsyncClassifier:
                 choose_model(connection) if self._model_name is None else find_model(connection, self._model_name)
             )
             self._models = dict.fromkeys(self.model.versions[-1:], self.model)
+            self._described_ns = perf_counter_ns()
             connection.retry_s = self.options.retry_s
         except BaseException:
             await self.close()
@@ -131,8 +134,10 @@ class AsyncClassifier:
             start_ns = perf_counter_ns()
             logits, version = await connection.ask(Server.infer, self.model.name, batch)
             latency_ms = (perf_counter_ns() - start_ns) / 1e6
-            if version not in self._models:  # promoted or rolled back since
-                self._models[version] = await self._describe_again(connection)
+            if version not in self._models or perf_counter_ns() - self._described_ns > CHECKED_AFTER_NS:
+                # Promoted or rolled back since, or deleted and exported anew under the same number.
+                self._models.setdefault(version, await self._describe_again(connection))
+                self._described_ns = perf_counter_ns()
             self.model = self._models[version]
         finite = bool(np.isfinite(logits).all())
         expected = (len(batch), len(self.model.labels))

@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -246,6 +247,17 @@ def test_a_version_that_is_promoted_meanwhile_has_its_own_temperature_and_the_sa
     repository.infer = answering(logits, "6")
     with pytest.raises(ModelMismatch, match=r"images of the classes a, b, c, found \(1, 28, 28\) and b, c, a"):
         classifier.classify(IMAGES[:1])
+
+
+def test_other_labels_under_the_same_version_are_refused_until_they_are_right(connect, monkeypatch):
+    monkeypatch.setattr("clients.classifier.CHECKED_AFTER_NS", 0)
+    repository = Repository(net=config())
+    repository.infer = answering(np.eye(3, dtype=np.float32)[:1], "4")
+    classifier = connect(repository)
+    for labels, expected in (("abc", nullcontext()), *2 * (("bca", pytest.raises(ModelMismatch)),)):
+        repository.configs["net"] = config(labels=labels)
+        with expected:
+            assert classifier.classify(IMAGES[:1])[0].label == "a"
 
 
 def test_logits_that_are_no_numbers_or_too_few_are_refused(connect):

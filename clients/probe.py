@@ -13,6 +13,7 @@ from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import TIMEOUT_S, probe_server
 from common.addresses import is_address
 from common.finite_range import FiniteRange
+from common.given_path import GivenPath
 from common.headers import parse_headers
 
 
@@ -42,7 +43,7 @@ def _open_health(address: str | None, every_s: float | None, timeout_s: float) -
 @click.option(
     "--repository",
     "repositories",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     multiple=True,
     help="Compare with the samples in this folder; repeatable.  [default: with those in config.pbtxt]",
 )

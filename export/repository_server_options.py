@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from common.given_path import GivenPath
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -31,7 +33,7 @@ def _key(context: click.Context, parameter: click.Parameter, value: Path | None)
 
 
 repository_option = click.option(
-    "--repository", type=click.Path(path_type=Path), default=Path("triton_repo"), show_default=True
+    "--repository", type=GivenPath(path_type=Path), default=Path("triton_repo"), show_default=True
 )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from common.given_path import GivenPath
 from common.printable import printable
 from export.compiler.passes import PASSES
 from vitbn_packages import in_words
@@ -47,7 +48,7 @@ def named_sizes(context: click.Context, parameter: click.Parameter, text: str | 
     epilog="Exit codes: 0 written; 1 file error; 2 usage; 3 no rewrite; 4 not supported; 5 proof failed, or slower."
 )
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
+@click.option("-o", "--output", type=GivenPath(dir_okay=False, path_type=Path), required=True, help="OUT.onnx")
 @click.option("--read", "reads", multiple=True, metavar="NAME[INDEX]", help="Output part in use: 'hidden[:,0]'.")
 @click.option("--only", callback=_passes, metavar="PASSES", help=f"Some of {', '.join(PASSES)}.  [default: all]")
 @click.option("--require", callback=_passes, metavar="PASSES", help="Passes that must rewrite something.")

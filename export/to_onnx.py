@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from common.finite_range import FiniteRange
+from common.given_path import GivenPath
 from export.precision_table import IN_ONNX_RUNTIME, Precision, file_precision
 from models.catalog import SHIPPED, NameChoice, relative, shipped
 from vitbn_packages import one_line_errors
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 DEFAULT_REPOSITORY = Path("triton_repo")
 DEFAULT_SERVER = ("127.0.0.1", 8000)  # the default of `vitbn repository`, too
 repository_option = click.option(
-    "--repository", type=click.Path(path_type=Path), help=f"Model repository.  [default: {DEFAULT_REPOSITORY}]"
+    "--repository", type=GivenPath(path_type=Path), help=f"Model repository.  [default: {DEFAULT_REPOSITORY}]"
 )
 
 
 @click.command()
 @click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint.  [default: vitbn]")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Your .safetensors, or a published .pth.")
+@click.option("--checkpoint", type=GivenPath(path_type=Path), help="Your .safetensors, or a published .pth.")
 @click.option("--depth", type=click.IntRange(1), help="Read only the first N blocks of the checkpoint.")
 @click.option(
     "--rewrites",
@@ -63,7 +64,7 @@ repository_option = click.option(
 )
 @click.option("--instances", type=click.IntRange(1, 64), help="Copies of the model in the server.")
 @click.option("--threads", type=click.IntRange(0, 256), help="Per copy on a CPU; 0: one per core.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write only this ONNX file, its manifest and sample.")
+@click.option("--output", type=GivenPath(path_type=Path), help="Write only this ONNX file, its manifest and sample.")
 @one_line_errors()
 def export(
     model: str | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from common.given_path import GivenPath
 from export.precision_table import IN_A_PLAN
 from export.to_onnx import DEFAULT_REPOSITORY, check_output_alone, repository_option
 from models.catalog import SHIPPED, NameChoice, relative, shipped
@@ -28,7 +29,7 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 
 
 @click.command()
-@click.option("--onnx", "onnx_file", type=click.Path(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
+@click.option("--onnx", "onnx_file", type=GivenPath(path_type=Path), help="A file from to_onnx.py, fp32 or fp16.")
 @click.option("--model", type=NameChoice(SHIPPED), help="A shipped checkpoint, all rewrites.  [default: vitbn]")
 @click.option("--precision", type=click.Choice(IN_A_PLAN), default="fp32", show_default=True)
 @click.option("--min-batch", type=click.IntRange(1), default=1, show_default=True)
@@ -37,14 +38,14 @@ def _version(context: click.Context, parameter: click.Parameter, value: str | No
 @click.option(
     "--server-tensorrt", metavar="VERSION", callback=_version, help="The server's.  [default: this machine's]"
 )
-@click.option("--timing-cache", type=click.Path(path_type=Path), help="Read and written; speeds up later builds.")
+@click.option("--timing-cache", type=GivenPath(path_type=Path), help="Read and written; speeds up later builds.")
 @click.option("--version-compatible", is_flag=True, help="Loads in later TensorRTs of the same major version.")
 @click.option("--hardware-compatible", is_flag=True, help="Runs on other GPUs too, Ampere and later.")
 @click.option("--workspace", "workspace_mib", type=click.IntRange(1), metavar="MIB", help="Scratch.  [default: all]")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The model's dataset, for measuring accuracy.")
+@click.option("--data-dir", type=GivenPath(path_type=Path), help="The model's dataset, for measuring accuracy.")
 @repository_option
 @click.option("--name", help="Model name.  [default: the network's, with _trt]")
-@click.option("--output", type=click.Path(path_type=Path), help="Write only this plan, its manifest and sample.")
+@click.option("--output", type=GivenPath(path_type=Path), help="Write only this plan, its manifest and sample.")
 @one_line_errors()
 def tensorrt(
     onnx_file: Path | None,

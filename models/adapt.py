@@ -8,15 +8,16 @@ from pathlib import Path
 import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
+from common.given_path import GivenPath
 from models.training.command_options import CHECKPOINTS, check_output
 
 
 @click.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("checkpoint", type=GivenPath(path_type=Path))
+@click.argument("folder", type=GivenPath(path_type=Path))
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     callback=check_output,
     help="Default: checkpoints/<checkpoint>-<folder>.safetensors.",
 )

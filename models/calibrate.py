@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 import vitbn_packages  # first: reports another `models` that hides ours
+from common.given_path import GivenPath
 from models.data import DATA_DIR_HELP, DATASETS, load_again
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ HEAD = f"{'checkpoint':24}  temperature  calibration error % before   after  rej
 
 
 @click.command()
-@click.argument("checkpoints", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+@click.argument("checkpoints", type=GivenPath(path_type=Path), nargs=-1, required=True)
+@click.option("--data-dir", type=GivenPath(path_type=Path), help=DATA_DIR_HELP)
 @vitbn_packages.one_line_errors()
 def calibrate(checkpoints: tuple[Path, ...], data_dir: Path | None) -> None:
     """Fit the temperature of CHECKPOINTS, and when they reject, on the images that their training held out."""

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 import vitbn_packages  # first: reports another `models` that hides ours
 from common.files import check_writable, ended_by_signal, naming
 from common.finite_range import FiniteRange
+from common.given_path import GivenPath
 from common.plurals import counted
 from models.catalog import NameChoice
 from models.checkpoints import metrics
@@ -47,7 +48,7 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.command()
 @click.option(
     "--params",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     callback=read_params,
     is_eager=True,
     expose_value=False,
@@ -60,8 +61,8 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
     show_default="vitbn; of a folder's few pictures cnn",
     callback=check_model,
 )
-@click.option("--dataset", default="digits", show_default=True, help=DATASET_HELP)
-@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+@click.option("--dataset", type=GivenPath(path_type=str), default="digits", show_default=True, help=DATASET_HELP)
+@click.option("--data-dir", type=GivenPath(path_type=Path), help=DATA_DIR_HELP)
 @click.option(
     "--image-size",
     type=(click.IntRange(1), click.IntRange(1)),
@@ -87,7 +88,7 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
 @training_options
 @click.option(
     "--output",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     callback=check_output,
     help="Default: checkpoints/<model>-<dataset>.safetensors; of a folder without --model <folder>.safetensors there.",
 )
@@ -95,7 +96,7 @@ def _check_report(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.option("--overwrite", is_flag=True, help="Replace the run at --output.")
 @click.option(
     "--report",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     callback=_check_report,
     metavar="FILE",
     help="Write an HTML page: curves, confusion matrix, most mistaken pictures. With --resume of a finished run, too.",
@@ -123,6 +124,8 @@ def train(
     output = output or _default_output(dataset)
     for path in filter(None, (output, output.with_suffix(".json"), report)):
         _check_new(path, resume, overwrite)
+    if overwrite and (series := output.with_suffix(".json")).exists() and "epochs" not in _earlier(output):
+        raise click.ClickException(f"{series}: expected the record of a training, found another file")
     record = _earlier(output).get("pictures") if resume else None
     data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)
     options_given = {name: value for name in ("model", *others) if (value := _given(name)) is not None}

@@ -1,8 +1,10 @@
 """The program `vitbn`: one screen of help, examples that parse, suggestions."""
 
 import re
+from collections.abc import Iterator
 from functools import partial
 
+import click
 import pytest
 from commands import told
 from test_pages import ROOT, check
@@ -45,6 +47,24 @@ def test_every_command_shows_an_example_that_parses(name: str) -> None:
     assert code == 0
     assert "Example: vitbn" in output
     assert " ".join(output.split()).endswith(example)
+
+
+def commands(command: click.Command, words: str = "") -> Iterator[tuple[str, click.Command]]:
+    """All commands below a group, with their words."""
+    yield words, command
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context := click.Context(command)):
+            if (below := command.get_command(context, name)) is not None:
+                yield from commands(below, f"{words} {name}")
+
+
+def test_no_path_may_be_empty() -> None:
+    options = [(words, each) for words, command in commands(main) for each in command.params]
+    paths = [(words, each) for words, each in options if isinstance(each.type, click.Path)]
+    assert len(paths) > 50
+    for words, each in paths:
+        with pytest.raises(click.BadParameter):
+            pytest.fail(f"{words} {each.opts}: {each.type.convert('', each, None)}")
 
 
 def test_a_mistyped_command_suggests_the_nearest() -> None:

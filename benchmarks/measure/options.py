@@ -14,6 +14,7 @@ from benchmarks.measure.measured_network import Network
 from benchmarks.measure.result_file import PROGRAM
 from common.files import check_writable
 from common.finite_range import FiniteRange
+from common.given_path import GivenPath
 from models.catalog import SHIPPED, NameChoice
 from models.data import DATA_DIR_HELP, DIGIT_SETS, DataError, Dataset, load_dataset
 from models.networks.config import MODEL_NAMES, ModelConfig
@@ -90,7 +91,7 @@ def repeatable_option(
     return click.option(option, name, type=kind, multiple=True, default=default or None, show_default=True, **more)
 
 
-class Result(click.Path):
+class Result(GivenPath):
     """The path of a result. A path that cannot be written is refused before the measurement.
 
     Missing folders are made when the result is written.
@@ -130,8 +131,12 @@ def checkpoint_options(command: Command) -> Command:
         multiple=True,
         help="Measure this checkpoint of yours; repeatable.",
     )
-    dataset = click.option("--dataset", help="A name or a folder.  [default: the data of the network's training]")
-    folder = click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+    dataset = click.option(
+        "--dataset",
+        type=GivenPath(path_type=str),
+        help="A name or a folder.  [default: the data of the network's training]",
+    )
+    folder = click.option("--data-dir", type=GivenPath(path_type=Path), help=DATA_DIR_HELP)
     return checkpoint(dataset(folder(command)))
 
 
@@ -156,7 +161,7 @@ def models_to_measure(models: Sequence[str], checkpoints: Sequence[object]) -> t
 def dataset_options(command: Command) -> Command:
     """Adds `--dataset` and `--data-dir` for a data set of digits."""
     folder = click.option(
-        "--data-dir", type=click.Path(path_type=Path), help="Folder of idx files, else $MNIST_DIR or $EMNIST_DIR."
+        "--data-dir", type=GivenPath(path_type=Path), help="Folder of idx files, else $MNIST_DIR or $EMNIST_DIR."
     )
     name = click.option(
         "--dataset",

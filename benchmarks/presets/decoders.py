@@ -17,6 +17,7 @@ from benchmarks.measure.foreign_candidates import Call, check_answer, reason_of
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.result_file import Record, Row
 from benchmarks.reporting.recorded_decorator import recorded
+from common.given_path import GivenPath
 
 PROMPT, DECODED = 256, 16  # tokens
 CACHED = 600  # tokens in the cache of keys and values; Gemma 3 needs more than the 512 of its window
@@ -26,7 +27,7 @@ TOLERANCE = 1e-3  # of the size of the logits
 
 
 @click.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=GivenPath(file_okay=False, path_type=Path))
 @click.option("--network", "names", type=click.Choice(list(DECODERS)), multiple=True, help="[default: all]")
 @seconds_option(15, "At most, for each network, number of threads and kind; seven rounds in any case.")
 @recorded("decoders", "left_out")

@@ -11,6 +11,7 @@ import click
 from benchmarks.measure.options import seconds_option
 from benchmarks.measure.result_file import Record
 from benchmarks.reporting.recorded_decorator import recorded
+from common.given_path import GivenPath
 from models.catalog import PRETRAINED
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.option(
     "--checkpoints",
     "folders",
-    type=click.Path(path_type=Path),
+    type=GivenPath(path_type=Path),
     multiple=True,
     default=[PRETRAINED],
     help="Folder; repeatable.  [default: the shipped checkpoints]",

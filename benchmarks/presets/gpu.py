@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 
 from benchmarks.measure.engines import COMPARED
+from common.given_path import GivenPath
 
 ROOT = Path(__file__).parents[2]
 OUTPUT = Path("benchmarks/results/gpu")
@@ -102,7 +103,7 @@ def _options(**values: object) -> tuple[str, ...]:
 
 
 @click.command()
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default=OUTPUT)
+@click.option("--output", type=GivenPath(file_okay=False, path_type=Path), default=OUTPUT)
 def gpu(output: Path) -> None:
     """Check the machine, then measure latency, engines and the server on its GPU, and write the report."""
     planned, missing = prepared(output)

@@ -12,12 +12,13 @@ from benchmarks.measure.options import seconds_option
 from benchmarks.measure.result_file import Record, Row
 from benchmarks.reporting.recorded_decorator import recorded
 from benchmarks.studies.grids import FOLDING
+from common.given_path import GivenPath
 
 LEARNED = 0.5  # least test accuracy: other networks failed to learn, and their logits may be too large for the proof
 
 
 @click.command()
-@click.argument("study", type=click.Path(path_type=Path))
+@click.argument("study", type=GivenPath(path_type=Path))
 @seconds_option(60, "At most, to measure; three rounds in any case.")
 @recorded("norms")
 def norms(record: Record, study: Path, seconds: float) -> None:

@@ -25,6 +25,7 @@ from tabulate import tabulate
 
 import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from benchmarks.studies.synthetic_datasets import DRAWN
+from common.given_path import GivenPath
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +42,7 @@ OURS, OTHERS = "vitbn train %", ("logistic regression %", "support vectors %")
 @click.option("--dataset", "datasets", type=click.Choice(DATASETS), multiple=True, default=DATASETS, show_default=True)
 @click.option("--pictures", type=click.IntRange(4), multiple=True, default=(60, 300, 1000, 10_000), show_default=True)
 @click.option("--seeds", type=click.IntRange(1), default=3, show_default=True, help="Drawings of pictures.")
-@click.option("--keep", type=click.Path(dir_okay=False, path_type=Path), help="Holds what was measured.")
+@click.option("--keep", type=GivenPath(dir_okay=False, path_type=Path), help="Holds what was measured.")
 def own_pictures(datasets: tuple[str, ...], pictures: tuple[int, ...], seeds: int, keep: Path | None) -> None:
     """Compare a folder's training without options with logistic regression and support vectors."""
     rows = [json.loads(line) for line in keep.read_text().splitlines()] if keep and keep.exists() else []

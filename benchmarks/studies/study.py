@@ -17,6 +17,7 @@ from benchmarks.measure.result_file import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.study_writer import StudyError
 from common.files import reason
+from common.given_path import GivenPath
 from models.training.recipe import DEVICES
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 MACHINE_OPTIONS = {"teacher_cache", "data_dir", "params", "device", "track"}
 BEST = ".best.json"  # ends the names of files with the best parameters of a search
 
-PATH = click.Path(path_type=Path)
+PATH = GivenPath(path_type=Path)
 output_option = click.option("--output", type=PATH, required=True, help="A folder of its own.")
 data_dir_option = click.option("--data-dir", type=PATH, help="Folder with the images, else $MNIST_DIR.")
 
@@ -69,7 +70,7 @@ def _add_command(name: str, grid: Study) -> None:
         options.append(click.option("--params", type=PATH, multiple=True, required=True, help=help_))
     if "teacher" in grid.fixed:
         help_ = "As in train.py: saves the teacher's time."
-        options.append(click.option("--teacher-cache", metavar="FOLDER", help=help_))
+        options.append(click.option("--teacher-cache", type=GivenPath(path_type=str), metavar="FOLDER", help=help_))
     if len(grid.datasets) > 1:
         datasets = click.Choice(grid.datasets)
         options.append(click.option("--dataset", type=datasets, default=grid.datasets[0], show_default=True))

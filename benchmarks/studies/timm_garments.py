@@ -22,6 +22,7 @@ import vitbn_packages  # noqa: F401  # reports another `models` that hides ours
 from benchmarks.measure.measured_network import SCORED_BATCH
 from benchmarks.measure.options import json_option, seconds_option
 from benchmarks.measure.result_file import PROGRAM
+from common.given_path import GivenPath
 
 if TYPE_CHECKING:
     from export.compare_logits import Classifier, Images
@@ -36,7 +37,7 @@ TIMM, EXPORTED, PUBLISHED = "timm, PyTorch", "its export, ONNX Runtime", "publis
 
 
 @click.command()
-@click.option("--work", type=click.Path(file_okay=False, path_type=Path), required=True, help="Keeps each epoch.")
+@click.option("--work", type=GivenPath(file_okay=False, path_type=Path), required=True, help="Keeps each epoch.")
 @click.option("--norm", "norms", type=click.Choice(NORMS), multiple=True, default=NORMS, show_default=True)
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--images", type=click.IntRange(BATCH, 60_000), default=60_000, show_default=True, help="To train on.")

@@ -32,6 +32,7 @@ from benchmarks.studies.search import (
     write,
 )
 from common.files import write_atomically
+from common.given_path import GivenPath
 from models.data import DATA_DIR_HELP, DATASETS, DataError, Dataset, hold_out, load_dataset
 from models.networks.config import AUGMENTATIONS, Augmentation, ModelName
 from models.training.recipe import DEVICES
@@ -68,7 +69,7 @@ def _images_per_s(checkpoint: Path) -> float:
 @click.command()
 @click.option("--model", type=click.Choice(list(LEARNING_RATES)), default="vitbn", show_default=True)
 @click.option("--dataset", type=click.Choice(DATASETS), default="digits", show_default=True)
-@click.option("--data-dir", type=click.Path(path_type=Path), help=DATA_DIR_HELP)
+@click.option("--data-dir", type=GivenPath(path_type=Path), help=DATA_DIR_HELP)
 @click.option("--trials", "count", type=click.IntRange(1), default=20, show_default=True, help="Trials in all.")
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Epochs of a trial.")
 @click.option("--train-images", type=click.IntRange(BATCH_SIZES[1]), help="Training images of a trial.  [default: all]")
@@ -84,7 +85,7 @@ def _images_per_s(checkpoint: Path) -> float:
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
+@click.option("--output", type=GivenPath(path_type=Path), default=SEARCHES, show_default=True, help="Folder.")
 @vitbn_packages.one_line_errors()
 def tune(
     model: ModelName,

@@ -16,6 +16,7 @@ import click
 import vitbn_packages
 from common.files import reason
 from common.finite_range import FiniteRange
+from common.given_path import GivenPath
 from models.training.recipe import Numbers, TrainingOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -31,7 +32,7 @@ def _option(of: Field[Any]) -> Callable[[Command], Command]:
     if values is bool:
         about["is_flag"] = True
     elif values is Path:
-        about["type"] = click.Path(path_type=str)
+        about["type"] = GivenPath(path_type=str)
     elif isinstance(values, Numbers):
         bounds: Any = values[1:]
         about["type"] = click.IntRange(*bounds) if values.kind is int else FiniteRange(*bounds)

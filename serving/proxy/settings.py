@@ -73,10 +73,12 @@ class Settings:
     def __post_init__(self) -> None:
         if not self.backends:
             raise ValueError("expected at least one server, found none")
+        if not Backend(self.host).is_address:
+            raise ValueError(f"expected an IP address for clients (--host), found {self.host!r}")
         if self.admin > 65535:
             raise ValueError(f"port {self.admin} of the proxy's administration: expected at most 65535")
         ports = {*self.ports, self.metrics}
-        if self.admin in ports and self.host in ("127.0.0.1", "localhost", *LOOPBACK_OF):
+        if self.admin in ports and self.host in ("127.0.0.1", *LOOPBACK_OF):
             raise ValueError(f"port {self.admin}: expected another port than the proxy's administration (--admin-port)")
         addresses = self._addresses()
         if self.page is not None and (names := [client for client in self.keys if ":" in client]):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from common.given_path import GivenPath
 from serving.proxy.envoy_config import check, write
 from serving.proxy.settings import (
     ADMIN_PORT,
@@ -25,9 +26,12 @@ PORT, FILE = click.IntRange(1, 65535), click.Path(exists=True, dir_okay=False, p
 
 @click.command()
 @click.argument("servers", nargs=-1, required=True, metavar="HOST[:HTTP[:GRPC[:HEALTH]]]...")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for the files.")
+@click.option("--output", type=GivenPath(file_okay=False, path_type=Path), required=True, help="Folder for the files.")
 @click.option(
-    "--seen-as", metavar="FOLDER", help="Where Envoy will see that folder, as in a container.  [default: --output]"
+    "--seen-as",
+    type=GivenPath(path_type=str),
+    metavar="FOLDER",
+    help="Where Envoy will see that folder, as in a container.  [default: --output]",
 )
 @click.option(
     "--drain",
@@ -80,7 +84,7 @@ def proxy(
         backends = drained([parse_backend(server) for server in servers], [parse_backend(server) for server in drain])
         clients = read_keys(keys) if keys else {}
         tls_files = TlsFiles(*tls) if tls else None
-        page_server = parse_backend(page, PAGE_PORT) if page else None
+        page_server = parse_backend(page, PAGE_PORT) if page is not None else None
         settings = Settings(backends, host, ports, admin_port, in_flight, tls_files, clients, metrics_port, page_server)
         check(settings)
         write(settings, output, seen_as)

@@ -10,9 +10,10 @@ import importlib.util
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from common.files import write_atomically
+from common.files import atomic_file
 from serving.proxy.settings import ANSWER_S, HEADERS_S, Settings
 
 CHECK_S = 60.0
@@ -76,8 +77,8 @@ def check(settings: Settings) -> None:
 def write(settings: Settings, folder: Path, seen_as: str | None = None) -> None:
     """Writes the configuration's files into `folder`, which Envoy sees as `seen_as`.
 
-    A rename replaces each file, so a running Envoy never sees an incomplete file. Only the owner can read the files,
-    which hold the API keys.
+    All files are complete before renames replace the old ones, so a full disk leaves these, and a running Envoy never
+    sees an incomplete file. Only the owner can read the files, which hold the API keys.
     """
     folder = folder.resolve()
     _replace(folder, contents(settings, seen_as or str(folder)))
@@ -89,5 +90,8 @@ def write_endpoints(settings: Settings, folder: Path) -> None:
 
 
 def _replace(folder: Path, texts: dict[str, str]) -> None:
-    for name, text in texts.items():
-        write_atomically(folder / name, text.encode(), 0o600)
+    with ExitStack() as stack:
+        for name, text in reversed(texts.items()):  # the stack renames the last file first
+            file = stack.enter_context(atomic_file(folder / name, 0o600))
+            file.write(text.encode())
+            file.flush()

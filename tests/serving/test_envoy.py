@@ -56,11 +56,11 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "envoy").exists()
 
 
-def test_no_file_with_keys_is_left_of_a_failure(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "envoy.yaml").mkdir()
     code, output = run(*TWO, "--output", str(tmp_path))
     assert (code, "envoy.yaml: expected a file or nothing" in output) == (1, True)
-    assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml", "http.yaml", "grpc.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml"}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from clients.served_models import ServedModel
 from common.printable import printable
 
 Limit = float | Literal["auto"]
+LONGEST_PADDED = 40  # letters; a longer label makes its own line long, not all lines
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Printer:
         verdict = f"rejected ({label} at {share})" if rejected else f"{label} ({share})"
         text = [f"{title}: {verdict}"]
         ranked = [(printable(name), probability) for name, probability in prediction.top(self._top or 0)]
-        width = max((len(name) for name, _ in ranked), default=0)
+        width = min(LONGEST_PADDED, max((len(name) for name, _ in ranked), default=0))
         text += [f"  {name:>{width}}  {100 * probability:5.1f} %" for name, probability in ranked]
         if self._form == "picture":
             text += block_lines(item.pixels, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)

@@ -19,6 +19,8 @@ from infer_command import ask
 from stand_in import StandIn
 
 from clients import retry_and_failover
+from clients.prediction import Prediction
+from clients.printing import Item, Printer
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGIT = str(ROOT / "digit.png")
@@ -48,6 +50,14 @@ def start(server, *arguments, **streams):
     command = [sys.executable, str(ROOT / "clients/infer.py"), "--url", server.url, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     return subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONWARNINGS": "error"})
+
+
+def test_a_long_label_makes_its_own_line_long_alone(capsys):
+    labels = ("a" * 300, "b")
+    printer = Printer("text", top=2, split=False, reject_below=None)
+    answer = Prediction("b", 0.7, 1, labels, (0.3, 0.7), 0.0, "1", 1.0)
+    printer.print_answer(Item("x.png", np.zeros((1, 28, 28), np.uint8), 1, 1), answer, model=None)
+    assert [len(line) for line in capsys.readouterr().out.splitlines()[1:]] == [51, 311]
 
 
 def test_text_json_and_csv_say_the_same(server, images, tmp_path):

@@ -21,7 +21,7 @@ from export.precision_table import Precision, file_precision
 from export.publishing.artifact import Artifact
 from export.publishing.build_config_pbtxt import Serving
 from export.publishing.publish import check_name, expecting_repository, publish
-from export.publishing.sidecar import write_with_sidecars
+from export.publishing.sidecar import check_replaced, write_with_sidecars
 from export.sample_images import embedded_sample, own_dataset, own_sample
 from models.checkpoints.checkpoint import Checkpoint, load
 from models.data import DataError, Dataset
@@ -174,14 +174,15 @@ def check_destination(name: str | None, output: Path | None, repository: Path, s
     """
     if name is not None:
         check_name(name)
-    if output and (output.suffix in (".json", ".npz") or output.is_dir()):
-        kind = "a folder" if output.is_dir() else "the name of its manifest or sample"
+    if output and (output.suffix in (".json", ".npz", ".safetensors") or output.is_dir()):
+        kind = "a folder" if output.is_dir() else "the ending of a manifest, a sample or a checkpoint"
         raise PublishError(f"{output}: expected a file as OUT.onnx, found {kind}")
     if output and source and output.exists() and source.exists() and output.samefile(source):
         raise PublishError(f"{output}: expected another file than the checkpoint, found the checkpoint itself")
     if output:
         with naming(output):
             check_writable(output.parent)
+        check_replaced(output)
     else:
         with expecting_repository(repository):
             check_writable(repository)

@@ -65,7 +65,7 @@ def staged(output: Path) -> Iterator[Path]:
     FileExistsError if manifest, sample or weights would replace a file that no export has written.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
-    _check_replaced(output)
+    check_replaced(output)
     with ended_by_signal(), ExitStack() as stack:
         with naming(output):
             folder = stack.enter_context(swept_folder(output.parent, f".{output.name}.vitbn-"))
@@ -75,7 +75,7 @@ def staged(output: Path) -> Iterator[Path]:
             path.replace(output.parent / path.name)
 
 
-def _check_replaced(output: Path) -> None:
+def check_replaced(output: Path) -> None:
     """Raises FileExistsError for a device or a pipe at `output`, and for other files that no export has written."""
     if output.exists() and not output.is_file():
         raise FileExistsError(f"{output}: expected a file or nothing, found something else")

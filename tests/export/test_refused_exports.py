@@ -27,7 +27,9 @@ EXPORT = [
     ("--name ../../evil", 1, "Error: model name: expected letters, digits, _ and -, found '../../evil'"),
     ("--checkpoint none.safetensors --repository text", 1, "Error: text: expected a model repository, found a file"),
     ("--checkpoint none.safetensors --output text/x.onnx", 1, "Error: text/x.onnx: Not a directory"),
-    ("--checkpoint tiny --output m.json", 1, "expected a file as OUT.onnx, found the name of its man"),
+    ("--checkpoint tiny --output m.json", 1, "expected a file as OUT.onnx, found the ending of a manifest"),
+    ("--checkpoint tiny --output m.safetensors", 1, "expected a file as OUT.onnx, found the ending of a man"),
+    ("--checkpoint tiny --output run.onnx", 1, "run.json: expected nothing or the manifest of an export"),
     ("--checkpoint tiny --output .", 1, "expected a file as OUT.onnx, found a folder"),
     ("--checkpoint tiny --output tiny", 1, "expected another file than the checkpoint"),
     *(
@@ -76,6 +78,7 @@ ROWS: list[Row] = [
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refusals")
     (folder / "text").write_text("not a checkpoint")
+    (folder / "run.json").write_text('{"epochs": 1}')
     (folder / "a.onnx").write_bytes(b"graph")
     (folder / "link").symlink_to("a.onnx")
     random_networks.saved(folder / "tiny", TINY)

@@ -11,16 +11,10 @@ import click
 
 from clients.probing.health_endpoint import Health
 from clients.probing.server_probe import TIMEOUT_S, probe_server
-from common.addresses import is_address
+from common.address_option import Address
 from common.finite_range import FiniteRange
 from common.given_path import GivenPath
 from common.headers import parse_headers
-
-
-def _address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not is_address(value):
-        raise click.BadParameter(f"expected HOST:PORT, found {value!r}")
-    return value
 
 
 def _open_health(address: str | None, every_s: float | None, timeout_s: float) -> Health | None:
@@ -36,7 +30,7 @@ def _open_health(address: str | None, every_s: float | None, timeout_s: float) -
 
 
 @click.command()
-@click.option("--url", callback=_address, default="127.0.0.1:8000", show_default=True, help="HOST:PORT of HTTP.")
+@click.option("--url", type=Address(), default="127.0.0.1:8000", show_default=True, help="Of HTTP.")
 @click.option(
     "--model", "models", multiple=True, help="Ask only this model, which must be served; repeatable.  [default: all]"
 )
@@ -57,8 +51,7 @@ def _open_health(address: str | None, every_s: float | None, timeout_s: float) -
 )
 @click.option(
     "--listen",
-    metavar="HOST:PORT",
-    callback=_address,
+    type=Address(),
     help="With --every: answer a proxy's health checks.  [default: none]",
 )
 def probe(

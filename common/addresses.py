@@ -12,8 +12,10 @@ LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # every interface -> how th
 
 def is_address(text: str) -> bool:
     """Whether a text is HOST:PORT."""
-    match = re.fullmatch(r"(?:\[[^\s/@?#;\[\]]+\]|[^\s/@?#;:\[\]]+):([0-9]{1,5})", text)
-    return match is not None and int(match[1]) <= 65535
+    match = re.fullmatch(r"(?:\[([^\s/@?#;\[\]]+)\]|[^\s/@?#;:\[\]]+):([0-9]{1,5})", text)
+    with suppress(ValueError):
+        return match is not None and int(match[2]) <= 65535 and (not match[1] or bool(ipaddress.IPv6Address(match[1])))
+    return False
 
 
 def split_address(address: str) -> tuple[str, int, socket.AddressFamily]:

@@ -167,7 +167,7 @@ def prune(
         for number in prune_model(model_dir, keep, loaded.get(model_dir.name, [])):
             click.echo(f"Removed {model_dir / str(number)}")
 
-    chosen = [model_of(repository, model)] if model else models_of(repository)
+    chosen = models_of(repository) if model is None else [model_of(repository, model)]
     with locked(repository, OPERATING):
         live = connect(servers, header, key=key)
         loaded = live.served() if live else {}

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from common.address_option import Address
 from common.given_path import GivenPath
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,10 +51,11 @@ def server_options(command: Command) -> Command:
     server = click.option(
         "--server",
         "servers",
+        type=Address(),
         multiple=True,
         default=("127.0.0.1:8000",),
         show_default=True,
-        help="HOST:PORT of HTTP; repeatable: servers load in turn.",
+        help="Of HTTP; repeatable: servers load in turn.",
     )
     return repository_option(server(header(key(command))))
 
@@ -62,6 +64,6 @@ def loading_options(command: Command) -> Command:
     """Passes what `server_options` passes, and `grpc`."""
     default = "8001 on its host if --server has port 8000, else HTTP, which holds up other requests"
     grpc = click.option(
-        "--grpc", multiple=True, metavar="HOST:PORT", help=f"For loads over gRPC, one a server.  [default: {default}]"
+        "--grpc", type=Address(), multiple=True, help=f"For loads over gRPC, one a server.  [default: {default}]"
     )
     return server_options(grpc(command))

@@ -13,7 +13,7 @@ from clients.infer import infer
 from clients.web.app import web
 
 DIGIT = Path(__file__).resolve().parents[2] / "digit.png"
-URLS = ("http://a:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999", "::1:8000", "[::1]")
+URLS = ("http://a:8000", "127.0.0.1", "", "host:port", "127.0.0.1:99999", "::1:8000", "[::1]", "[a]:80")
 SHARE = "'--share': expected INDEX/COUNT with INDEX below COUNT, found"
 RAY = "expected --processes with --engine processes, found ray, which takes every core"
 OF_PROXY = "--behind-proxy: expected a name without scheme and port, found"

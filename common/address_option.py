@@ -7,7 +7,7 @@ import click
 from common.addresses import is_address
 
 
-class Address(click.ParamType):
+class Address(click.ParamType[str]):
     """HOST:PORT."""
 
     name = "host:port"

@@ -16,7 +16,7 @@ from benchmarks.studies.claims_pictures import PICTURES
 from benchmarks.studies.claims_tables import TABLES
 from benchmarks.studies.results import Results
 from benchmarks.studies.study_writer import StudyError
-from common.files import write_atomically
+from common.files import regular, write_atomically
 
 
 def rows_of(name: str, results: Results) -> list[list[str]]:
@@ -44,12 +44,12 @@ def write(page: Path, folder: Path) -> list[Path]:
     Drawing takes seconds, so a picture holds the digest of its data.
     """
     results = Results(folder)
-    text = filled(page.read_text("utf-8"), results)
+    text = filled(regular(page).read_text("utf-8", "surrogateescape"), results)
     pictures = {page.with_suffix("") / f"{name}.png": make(results) for name, make in PICTURES.items()}
     for path, picture in pictures.items():
         if drawn_from(path) != picture.digest():
             write_atomically(path, png(picture.draw(), picture.digest()))
-    write_atomically(page, text.encode())
+    write_atomically(page, text.encode(errors="surrogateescape"))
     return [page, *pictures]
 
 

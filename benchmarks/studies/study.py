@@ -16,7 +16,7 @@ import vitbn_packages  # first: reports another package that hides ours
 from benchmarks.measure.result_file import PROGRAM, command
 from benchmarks.studies.grids import STUDIES, Fields, Study
 from benchmarks.studies.study_writer import StudyError
-from common.files import reason
+from common.files import check_writable, reason
 from common.given_path import GivenPath
 from models.training.recipe import DEVICES
 
@@ -201,6 +201,7 @@ def layout(device: str, output: Path, data_dir: Path | None) -> None:
     from models.data import load_dataset
 
     dataset = load_dataset("mnist", data_dir)
+    check_writable(output)
     runs = batch_norm_layout_timing.measure(dataset, device=device)
     _print_written(batch_norm_layout_timing.write(output, runs, command(MACHINE_OPTIONS), device))
 

@@ -90,6 +90,7 @@ ROWS = [
     (adapt, "saved pictures --output saved", 1, "Error: saved: expected another file than the checkpoint"),
     (adapt, "saved pictures --output half", 1, "Error: half: expected nothing or a checkpoint of vitbn adapt, found"),
     (adapt, "saved pictures --output text", 1, "Error: text: expected safetensors or a PyTorch state dict"),
+    (adapt, "loop pictures", 2, "'CHECKPOINT': loop: Too many levels of symbolic links"),
     (adapt, "saved none", 1, "Error: none: No such file or directory"),
     (adapt, "saved .", 1, " and 5 folders"),
     (calibrate, "half", 1, "Error: half: expected --hold-out N of a --dataset in the metrics"),
@@ -117,6 +118,7 @@ USUAL = {
 def place(tmp_path_factory, small_mnist):
     folder, images = tmp_path_factory.mktemp("refusals"), load_digits().test_images[:50]
     os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
     for name in ("text", "old.html", "old.safetensors", "exported.json"):
         (folder / name).write_text("mine")
     for name, (options, _) in OPTIONS.items():

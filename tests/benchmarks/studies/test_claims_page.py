@@ -1,4 +1,6 @@
+import contextlib
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -88,6 +90,24 @@ def test_a_file_that_is_no_result_is_named(content, copied):
     line, code = failure(study, "claims", "--results", copied / "studies", "--page", copied / "claims.md")
     assert (code, "dnn.json: expected the result of a study, found" in line) == (1, True)
     assert (copied / "claims.md").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("claims --page pipe", "pipe: no regular file"),
+        ("claims --page bytes", "claims: expected the tables "),
+        ("layout --output bytes", "bytes: Not a directory"),
+    ],
+)
+def test_a_wrong_place_is_refused_at_once(words, said, tmp_path, small_mnist):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with contextlib.chdir(tmp_path):
+        line, code = failure(
+            study, *words.split(), *(["--results", RESULTS] if "--page" in words else ["--data-dir", small_mnist])
+        )
+    assert (code, line.startswith(f"Error: {said}")) == (1, True), line
 
 
 @pytest.mark.parametrize("damage", ["<!-- table falls -->", "<!-- table dnn -->"])

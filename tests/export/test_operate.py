@@ -57,10 +57,6 @@ def test_list_says_what_is_served_by_the_files_where_a_server_does_not(folder: P
     assert output.splitlines()[-1].startswith(f"served: by config.pbtxt; {url}: This API is restricted (no right key ")
 
 
-def test_a_port_by_its_name_is_no_server(folder: Path) -> None:
-    assert "no server answers at localhost:http" in ok(folder, "list", server="localhost:http")
-
-
 def test_list_shows_the_error_of_the_file_itself(folder: Path) -> None:
     """int8 versions and engines also have the float32 graph's error."""
     artifact = read_version(folder / "vitbn" / "1")

@@ -59,7 +59,10 @@ REPOSITORY = [
     (f"promote vit 1 {NOBODY}", 1, f"{MODELS} 'vit'"),
     (f"rollback ../vitbn {NOBODY}", 1, f"{MODELS} '../vitbn'"),
     ("prune ''", 1, f"{MODELS} ''"),
-    *((f"list --server '{server}'", 2, f"expected HOST:PORT, found '{server}'") for server in ("", "[", "[a]:80")),
+    *(
+        (f"list --server '{server}'", 2, f"expected HOST:PORT, found '{server}'")
+        for server in ("", "[", "[a]:80", "localhost:http")
+    ),
     (f"promote vitbn 2 {NOBODY} --grpc 8001", 2, "expected HOST:PORT, found '8001'"),
     ("verify vit", 1, f"{MODELS} 'vit'"),
     ("show vitbn 9", 1, "9/manifest.json: expected the manifest of an export, found No such file or directory"),

@@ -141,7 +141,7 @@ class _Builder:
         if may_be_empty(shapes, tokens) or not (isinstance(tokens, int) or isinstance(queries, int)):
             raise Refused.at(product, f"expected a known number of tokens, found {tokens}")
         self.nodes = Nodes(Constants(shapes.graph), product.outputs[0].name or "", shapes.graph.append)
-        self.heads, self.dtype = heads, product.outputs[0].dtype
+        self.dtype = product.outputs[0].dtype
         self.rows = (-1, queries) if isinstance(queries, int) and not isinstance(tokens, int) else (0, 0)
         self.count: int | ir.Value
         self.joined: int | ir.Value

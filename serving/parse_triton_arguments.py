@@ -74,7 +74,8 @@ class Arguments:
 
     def url(self, service: str) -> str:
         """Where this machine reaches a service."""
-        given = self.address(service)
+        if not (given := self.address(service)):
+            raise LauncherError(f"--{service}-address: expected an address such as 127.0.0.1, found an empty one")
         address = given.removeprefix("ipv6:").strip("[]")
         if service == "http" and ":" in address and not given.startswith("ipv6:"):
             expected = f"--http-address: expected ipv6:{address}"
@@ -120,7 +121,8 @@ class Arguments:
     @cached_property
     def models(self) -> frozenset[str] | None:
         """Names of the models to serve; None: all."""
-        names = frozenset(self._values["--load-model"])
+        if "" in (names := frozenset(self._values["--load-model"])):
+            raise LauncherError("--load-model: expected the name of a model or *, found an empty one")
         return None if not names or "*" in names else names
 
     def serves(self, model: str) -> bool:

@@ -211,8 +211,9 @@ def serve_fleet(
         keys=keys,
     )
     with swept_folder(Path(tempfile.gettempdir()), "vitbn-fleet-") as folder:  # with the keys
+        proxy = Proxy(settings, folder, folder / "envoy.log")
         try:
-            fleet = Fleet(members, Proxy(settings, folder, folder / "envoy.log"), metrics_port)
+            fleet = Fleet(members, proxy, metrics_port)
         except OSError as error:
             raise ValueError(
                 f"port {metrics_port} for the fleet's metrics: {error.strerror}; give another --supervisor-port"

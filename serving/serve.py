@@ -11,7 +11,7 @@ import click
 from serving.launcher import launch
 from serving.proxy.vitbn_proxy_command import FILE
 from serving.restricted_api import OPEN
-from vitbn_packages import in_words
+from vitbn_packages import in_words, one_line_errors
 
 MODES = {  # option -> the modes in which the option has an effect
     "supervisor_port": ("supervised", "servers"),
@@ -63,6 +63,7 @@ def _supervise(options: Mapping[str, Any], arguments: Sequence[str]) -> int:
     help="Any program and web page on this machine may load code; twice: beyond loopback too.  [default: with a key]",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TRITON'S OPTIONS]...")
+@one_line_errors()
 def serve(arguments: tuple[str, ...], opens: int, **options: Any) -> None:
     """Run tritonserver.
 

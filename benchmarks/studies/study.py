@@ -76,7 +76,9 @@ def _add_command(name: str, grid: Study) -> None:
         options.append(click.option("--dataset", type=datasets, default=grid.datasets[0], show_default=True))
     rows, train_images_help = click.Choice(["row", "all"]), "Use only the first N training images."
     options += [
-        click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each network."),
+        click.option(
+            "--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each network."
+        ),
         click.option("--epochs", type=click.IntRange(1), help=f"Epochs.  [default: {grid.epochs}]"),
         click.option("--train-images", type=click.IntRange(2), metavar="N", help=train_images_help),
         click.option("--last-block", type=rows, default="row", show_default=True, help="As in train.py."),

@@ -1,6 +1,8 @@
 """What the commands of serving/ and the probe refuse."""
 
+import errno
 import importlib.util
+import os
 import socket
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 from refusals import Row, check_refused
 
 from clients.probe import probe
-from serving import launcher
+from serving import fleet, launcher
 from serving.proxy.vitbn_proxy_command import proxy
 from serving.serve import serve
 
@@ -94,6 +96,16 @@ def test_a_taken_port_of_the_metrics_comes_with_its_option(place: Path, kind: st
         port = taken.getsockname()[1]
         words = f"{kind} --model-repository folder --supervisor-port {port}"
         check_refused(place, serve, words, 1, "Address already in use; give another --supervisor-port")
+
+
+def test_a_full_disk_is_not_blamed_on_the_port_of_the_metrics(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*unused: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "envoy.yaml")
+
+    monkeypatch.setattr(fleet, "Proxy", full)
+    check_refused(
+        place, serve, "--servers 2 --model-repository folder", 1, "Error: envoy.yaml: No space left on device"
+    )
 
 
 @pytest.mark.parametrize(("command", "words", "code", "said"), ROWS)

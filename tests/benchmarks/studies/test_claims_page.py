@@ -93,21 +93,22 @@ def test_a_file_that_is_no_result_is_named(content, copied):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        ("claims --page pipe", "pipe: no regular file"),
-        ("claims --page bytes", "claims: expected the tables "),
-        ("layout --output bytes", "bytes: Not a directory"),
+        ("claims --page pipe", 1, "pipe: no regular file"),
+        ("claims --page bytes", 1, "claims: expected the tables "),
+        ("layout --output bytes", 1, "bytes: Not a directory"),
+        (f"depths --output bytes --seeds {10**30}", 2, "Invalid value for '--seeds'"),
     ],
 )
-def test_a_wrong_place_is_refused_at_once(words, said, tmp_path, small_mnist):
+def test_a_wrong_place_or_number_is_refused_at_once(words, code, said, tmp_path, small_mnist):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "bytes").write_bytes(b"\xff")
     with contextlib.chdir(tmp_path):
-        line, code = failure(
+        line, status = failure(
             study, *words.split(), *(["--results", RESULTS] if "--page" in words else ["--data-dir", small_mnist])
         )
-    assert (code, line.startswith(f"Error: {said}")) == (1, True), line
+    assert (status, line.startswith(f"Error: {said}")) == (code, True), line
 
 
 @pytest.mark.parametrize("damage", ["<!-- table falls -->", "<!-- table dnn -->"])

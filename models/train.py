@@ -124,7 +124,7 @@ def train(
     output = output or _default_output(dataset)
     for path in filter(None, (output, output.with_suffix(".json"), report)):
         _check_new(path, resume, overwrite)
-    if overwrite and (series := output.with_suffix(".json")).exists() and "epochs" not in _earlier(output):
+    if (series := output.with_suffix(".json")).exists() and "epochs" not in _earlier(output):
         raise click.ClickException(f"{series}: expected the record of a training, found another file")
     record = _earlier(output).get("pictures") if resume else None
     data = load_dataset(dataset, data_dir, image_size=image_size, held_out=_given("hold_out"), record=record)

@@ -70,7 +70,10 @@ ROWS = [
     (train, "--report old.html", 1, f"Error: old.html: {REPLACED}"),
     (train, "--output old.safetensors", 1, f"Error: old.safetensors: {REPLACED}"),
     (train, "--output exported.safetensors", 1, f"Error: exported.json: {REPLACED}"),
-    (train, "--output exported.safetensors --overwrite", 1, "exported.json: expected the record of a training, found"),
+    *(
+        (train, f"--output exported.safetensors {how}", 1, "exported.json: expected the record of a training, found")
+        for how in ("--overwrite", "--resume")
+    ),
     (train, "--image-size 32 32", 1, "Error: --image-size: expected a folder as --dataset, found digits"),
     *((train, f"--model vitbn --params '{name}'", 2, said) for name, (_, said) in OPTIONS.items()),
     (train, "--params text", 2, f"text: {NO_OPTIONS}"),

@@ -136,7 +136,9 @@ class AsyncClassifier:
             latency_ms = (perf_counter_ns() - start_ns) / 1e6
             if version not in self._models or perf_counter_ns() - self._described_ns > CHECKED_AFTER_NS:
                 # Promoted or rolled back since, or deleted and exported anew under the same number.
-                self._models.setdefault(version, await self._describe_again(connection))
+                described = await self._describe_again(connection)
+                if version not in self._models or version in described.versions[-1:]:
+                    self._models[version] = described
                 self._described_ns = perf_counter_ns()
             self.model = self._models[version]
         finite = bool(np.isfinite(logits).all())

@@ -23,11 +23,15 @@ from typing import IO
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes an OSError name `path`, in place of a temporary file that the error may name."""
+    """Makes an OSError name `path`, in place of a temporary file that the error may name.
+
+    Leaves an error without errno as it is: its text is ours and names the file.
+    """
     try:
         yield
     except OSError as error:
-        error.filename = str(path)
+        if error.errno:
+            error.filename = str(path)
         raise
 
 

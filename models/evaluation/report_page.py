@@ -244,7 +244,7 @@ def _listed(values: Mapping[str, Any]) -> str:
 
 def _network(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the network reads."""
-    sizes = (
-        ("depth", "dim", "heads", "dim_head", "mlp_dim", "patch_size") if config["model"] in TRANSFORMER_NAMES else ()
-    )
-    return {name: config[name] for name in ("model", *(("dim",) if config["model"] == "cnn" else sizes))}
+    sizes: tuple[str, ...] = ("dim",) if config["model"] == "cnn" else ()
+    if config["model"] in TRANSFORMER_NAMES:
+        sizes = ("depth", "dim", "heads", "dim_head", "mlp_dim", "patch_size")
+    return {name: config[name] for name in ("model", *sizes)}

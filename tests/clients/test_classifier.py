@@ -260,6 +260,16 @@ def test_other_labels_under_the_same_version_are_refused_until_they_are_right(co
             assert classifier.classify(IMAGES[:1])[0].label == "a"
 
 
+def test_another_temperature_under_the_same_version_is_used(connect, monkeypatch):
+    monkeypatch.setattr("clients.classifier.CHECKED_AFTER_NS", 0)
+    repository = Repository(net=config())
+    repository.infer = answering(np.log(np.array([[0.2, 0.5, 0.3]], np.float32)), "4")
+    classifier = connect(repository)
+    for temperature, expected in (("1.0", 0.5), ("0.5", 0.25 / 0.38)):
+        repository.configs["net"]["parameters"]["temperature"] = {"string_value": temperature}
+        assert classifier.classify(IMAGES[:1])[0].probability == pytest.approx(expected)
+
+
 def test_logits_that_are_no_numbers_or_too_few_are_refused(connect):
     repository = Repository(a=config())
     repository.scale = np.float32("nan")

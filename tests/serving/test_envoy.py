@@ -56,11 +56,12 @@ def test_envoy_itself_refuses_a_misspelt_field(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "envoy").exists()
 
 
-def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    (tmp_path / "envoy.yaml").mkdir()
+@pytest.mark.parametrize("name", ["envoy.yaml", "grpc.yaml", "http.yaml"])
+def test_a_failure_leaves_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
     code, output = run(*TWO, "--output", str(tmp_path))
-    assert (code, "envoy.yaml: expected a file or nothing" in output) == (1, True)
-    assert {path.name for path in tmp_path.iterdir()} == {"envoy.yaml"}
+    assert (code, f"{name}: expected a file or nothing" in output) == (1, True)
+    assert {path.name for path in tmp_path.iterdir()} == {name}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -129,9 +132,24 @@ def test_absorption_leaves_to_this_pass_what_it_saves_more_of(queries: int, toke
     assert len({"absorb-queries", "reorder-products"} & {*done.applied}) == 1
 
 
-def test_a_wrong_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def swap_query_heads(patch: pytest.MonkeyPatch) -> None:
     right = reorder_products.head_weights
-    monkeypatch.setattr(reorder_products, "head_weights", lambda query, heads: right(query, heads)[::-1])
-    original = network(ATTENTION)
+    patch.setattr(reorder_products, "head_weights", lambda query, heads: right(query, heads)[::-1])
+
+
+def swap_output_features(patch: pytest.MonkeyPatch) -> None:
+    right = reorder_products.output_projection
+
+    def wrong(*given: Any) -> Any:
+        output = right(*given)
+        return output and (output[0], np.roll(output[1], 1, axis=0))
+
+    patch.setattr(reorder_products, "output_projection", wrong)
+
+
+@pytest.mark.parametrize("fault", [swap_query_heads, swap_output_features])
+def test_a_wrong_weight_is_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    original = network(SIDES["normalised queries"][0] if fault is swap_output_features else ATTENTION)
     with pytest.raises(AssertionError):
         check(original, reordered(original), 2, 40)

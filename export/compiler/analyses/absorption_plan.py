@@ -24,13 +24,40 @@ from export.compiler.analyses.batch_invariant import batch_invariant
 from export.compiler.analyses.linear_layer_changes import matrix
 from export.compiler.analyses.projections import Channels, trace
 from export.compiler.errors import Refused
-from export.compiler.graph.attributes import given, permutation
-from export.compiler.graph.constants import UNROUNDED, Array
+from export.compiler.graph.attributes import attribute_int, given, permutation
+from export.compiler.graph.constants import UNROUNDED, Array, integers
 from export.compiler.graph.def_use import only_reader, other_readers, readers
+from export.compiler.graph.node_builder import Nodes
 from export.compiler.graph.symbolic_shapes import Dim, Shapes, same, same_shape
 from export.compiler.operators.table import RESHAPES, SELECTING
 
-Output = tuple[ir.Node, Array]  # the MatMul of an output projection, and its weight (heads * E, columns)
+# Orders of a Transpose before heads are joined, and whether its rows are then (Q, B)
+JOINING = {(0, 2, 1, 3): False, (2, 0, 1, 3): True, (1, 0, 2): True}
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output projection: its MatMul, whose first input are the joined heads, and its weight (heads * E, columns).
+
+    turned: the rows are (Q, B). joining: the Reshape that joins the heads, if it gives the rows more or fewer axes.
+    """
+
+    product: ir.Node
+    weight: Array
+    turned: bool
+    joining: ir.Node | None
+
+    @property
+    def columns(self) -> int:
+        return int(self.weight.shape[1])
+
+    def with_axes(self, nodes: Nodes, new: ir.Value) -> ir.Value:
+        """`new` (B, Q, columns) as the product makes it."""
+        new = nodes.transpose(new, [1, 0, 2]) if self.turned else new
+        if self.joining is None:
+            return new
+        rows = nodes.cut(given(self.joining, 1), nodes.integers([0]), nodes.integers([-1]))
+        return nodes.copy(self.joining, [new, nodes.vector([rows, self.columns])], "projected").outputs[0]
 
 
 @dataclass(frozen=True)
@@ -91,15 +118,16 @@ def plan(shapes: Shapes, parts: Parts) -> AbsorptionPlan:
     if keys is None:
         check_alone([values], parts.readers)
     output = _output(shapes, parts, values)
-    costs = _costs(parts, length, values, output[1].shape[1] if output is not None else 0)
+    costs = _costs(parts, length, values, output.columns if output is not None else 0)
     if not costs.merges:
         output = None
     if keys is None:
         return AbsorptionPlan(parts, None, values, None, output, None, costs.before, costs.after, costs.reordered)
     query, shared_queries = _query(shapes, parts, keys, values), None
     inputs = query.weight.shape[0] if query is not None else 0
-    if query is not None and not query.turned and (rows := batch_invariant(shapes, query.tokens)) is not None:
-        shared_queries = rows[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
+    asked = batch_invariant(shapes, query.tokens) if query is not None and not query.turned else None
+    if query is not None and asked is not None and asked.ndim == 3:
+        shared_queries = asked[0] @ head_weights(query, heads) + query.shift.reshape(heads, 1, -1)
     of_keys = _costs(parts, length, keys, inputs, shared_queries is not None)
     if not of_keys.merges:
         query = None
@@ -190,8 +218,7 @@ def _keys(shapes: Shapes, parts: Parts, values: Channels) -> Channels | None:
         check_alone([keys, values], parts.readers)
     except Refused:
         return None
-    token_axes = shapes.dims(keys.tokens)[:2], shapes.dims(values.tokens)[:2]
-    return keys if same_shape(*token_axes) and keys.turned == values.turned else None
+    return keys if same_shape(keys.rows(shapes), values.rows(shapes)) else None
 
 
 def check_alone(traced: Sequence[Channels], products: Iterable[ir.Node]) -> None:
@@ -247,20 +274,36 @@ def _output(shapes: Shapes, parts: Parts, values: Channels) -> Output | None:
 
 
 def output_projection(shapes: Shapes, pooled: ir.Value, heads: int, queries: Dim, wide: int) -> Output | None:
-    """The MatMul by a weight that alone reads the heads: (B, H, Q, E) -> (B, Q, H E), `wide` -> (B, Q, columns)."""
-    reader = _only_consumer(pooled)
-    if reader is not None and reader.op_type == "Transpose" and permutation(reader, 4) == [0, 2, 1, 3]:
-        reader = _only_consumer(reader.outputs[0])
+    """The product with a weight that alone reads the heads (B, H, Q, E), or (B H, Q, E), joined to rows of `wide`.
+
+    Only Reshapes may give the rows (B, Q) other axes. In nn.MultiheadAttention the rows are (Q, B).
+    """
+    product, turned = _only_consumer(pooled), False
+    if product is not None and product.op_type == "Transpose":
+        order = tuple(permutation(product, shapes.rank(pooled)))
+        if order not in JOINING:
+            return None
+        product, turned = _only_consumer(product.outputs[0]), JOINING[order]
     elif heads > 1 and not same(queries, 1):
         return None
-    if reader is None or reader.op_type not in RESHAPES or reader.outputs[0].shape is None:
-        return None
-    joined, batch = shapes.dims(reader.outputs[0]), shapes.dims(pooled)[0]
-    if not same_shape(joined, (batch, queries, wide)):
-        return None
-    product = _only_consumer(reader.outputs[0])
+    joining = None
+    while product is not None and product.op_type in RESHAPES:
+        joining, product = product, _only_consumer(product.outputs[0])
     weight = matrix(product)
-    return (product, weight) if product is not None and weight is not None else None
+    if joining is None or product is None or weight is None or joining.outputs[0].shape is None:
+        return None
+    rows, joined = (shapes.dims(pooled)[0], queries), shapes.dims(joining.outputs[0])
+    rows = rows[::-1] if turned else rows
+    if same_shape(joined, (*rows, wide)):
+        return Output(product, weight, turned, None)
+    if joining.op_type != "Reshape" or not same(joined[-1], wide):
+        return None
+    sizes = [] if attribute_int(joining, "allowzero", 0) else integers(joining.inputs[1]) or []
+    copied = [axis for axis, size in enumerate(sizes) if size == 0]
+    source = shapes.dims(given(joining, 0))
+    if any(axis > 1 or not same(source[axis], rows[axis]) for axis in copied):
+        return None
+    return Output(product, weight, turned, joining)
 
 
 def _only_consumer(value: ir.Value) -> ir.Node | None:

@@ -90,7 +90,9 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
         with suppress(Refused):
             scores, uniform = scores_of(shapes, softmax)
     heads = traced(shapes, value, None, 2).columns.shape[1] if joined else dims[1]
-    if not isinstance(heads, int) or not isinstance(queries, int):
+    if not isinstance(heads, int):
+        raise Refused.at(softmax, f"expected a known number of heads, found {heads}")
+    if not isinstance(queries, int):
         raise Refused.at(softmax, f"expected a known number of queries, found {queries}")
     if scores is None and not same(dims[0], shapes.dims(value)[0]):
         raise Refused.at(softmax, "expected weights for each text")

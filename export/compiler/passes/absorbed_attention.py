@@ -28,14 +28,14 @@ class Absorber:
     def __init__(self, graph: ir.Graph, plan: AbsorptionPlan) -> None:
         self.graph, self.plan, self.parts, self.constants = graph, plan, plan.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
-        self.tokens = self._tokens(plan.values)
+        self.tokens = plan.values.three_axes(self.nodes)
         self.rows = self.parts.heads * self.parts.queries
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         keys, query, scores = self.plan.keys, self.plan.query, self.parts.scores
         weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
-        old = self.parts.pooled if self.plan.output is None else self.plan.output[0].outputs[0]
+        old = self.parts.pooled if self.plan.output is None else self.plan.output.product.outputs[0]
         if keys is None or scores is None:
             new = self._pooled(weights)
         elif query is not None and self._is_plain(scores, weights):
@@ -69,13 +69,9 @@ class Absorber:
             return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
         return self._values(self.nodes.reshape(pooled, [0, self.parts.heads, 1, plan.features]), weights)
 
-    def _tokens(self, channels: Channels) -> ir.Value:
-        """The tokens of a projection, (B, N, D)."""
-        return self.nodes.transpose(channels.tokens, [1, 0, 2]) if channels.turned else channels.tokens
-
     def _key_tokens(self, keys: Channels) -> ir.Value:
         """The tokens of the keys, (B, N, D)."""
-        return self.tokens if keys.tokens is self.plan.values.tokens else self._tokens(keys)
+        return self.tokens if keys.tokens is self.plan.values.tokens else keys.three_axes(self.nodes)
 
     def _texts(self, rows: int = 1) -> int | ir.Value:
         """The size of an axis of `rows` for each text, beside that of tokens, without which a Reshape fails on -1."""
@@ -142,7 +138,7 @@ class Absorber:
         weight = head_weights(query, heads) @ self._keys(keys)  # (H, D of the query, D of the keys)
         bias = (query.shift.reshape(heads, 1, -1) @ self._keys(keys)).ravel()
         joined = weight.transpose(1, 0, 2).reshape(weight.shape[1], -1)
-        product = self.nodes.add("MatMul", [self._tokens(query), self._constant(joined, "query_keys")])
+        product = self.nodes.add("MatMul", [query.three_axes(self.nodes), self._constant(joined, "query_keys")])
         return self.nodes.add("Add", [product, self._constant(bias, "query_keys_bias")]) if bias.any() else product
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
@@ -190,13 +186,14 @@ class Absorber:
         return self.nodes.transpose(product, [1, 0, 2, 3])
 
     def _projected(self, pooled: ir.Value, output: Output) -> ir.Value:
-        """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns)."""
-        heads, values, (product, columns) = self.parts.heads, self.plan.values, output
-        weight = head_weights(values, heads) @ columns.reshape(heads, -1, columns.shape[1])  # (H, D, columns)
-        merged = self._constant(weight.reshape(-1, columns.shape[1]), "values_output")
-        sum_of_heads = self.nodes.add("MatMul", [pooled, merged])
-        bias: Array = values.shift.ravel() @ columns
-        if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(product.outputs[0], bias)):
+        """sum_h (A_h X) (Wv_h Wo_h) + bv Wo: (B, Q, H D) -> (B, Q, columns), with the axes of the original."""
+        heads, values, columns = self.parts.heads, self.plan.values, output.columns
+        weight = head_weights(values, heads) @ output.weight.reshape(heads, -1, columns)  # (H, D, columns)
+        merged = self._constant(weight.reshape(-1, columns), "values_output")
+        sum_of_heads = output.with_axes(self.nodes, self.nodes.add("MatMul", [pooled, merged]))
+        bias: Array = values.shift.ravel() @ output.weight
+        old = output.product.outputs[0]
+        if not bias.any() or (not self.parts.tokenless and self.constants.add_to_bias(old, bias)):
             return sum_of_heads
         return self.nodes.add("Add", [sum_of_heads, self._value_bias(bias, "values_output_bias")])
 

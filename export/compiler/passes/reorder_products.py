@@ -6,7 +6,8 @@ attention weights A, and the columns Wq and rows Wo of the head:
 
     (X Wq + bq) K' = X (Wq K') + bq K'          sum_h (A_h V_h) Wo_h = [A_1 ... A_H] [V_1 Wo_1; ...; V_H Wo_H]
 
-Keys and values may be any: turned by their position, normalised, shared by heads. Multiply-accumulates for H heads of E
+Keys and values may be any: turned by their position, normalised, shared by heads. Images and prompts count as one
+batch. Multiply-accumulates for H heads of E
 features and C columns of the output:
 
     queries:  Q D H E + Q N H E   becomes   N H E D + Q N H D
@@ -75,8 +76,7 @@ def _reorder_queries(shapes: Shapes, scores: ir.Node) -> Site:
     build = _Builder(shapes, scores, heads, queries, tokens, (keys, 3))
     nodes = build.nodes
     weighted = build.columns(keys, head_weights(query, heads).transpose(0, 2, 1), "query")  # (B, D, H N)
-    x = nodes.transpose(query.tokens, [1, 0, 2]) if query.turned else query.tokens
-    new = nodes.add("MatMul", [x, weighted])  # (B, Q, H N)
+    new = nodes.add("MatMul", [query.three_axes(nodes), weighted])  # (B, Q, H N)
     if query.shift.any():
         new = nodes.add("Add", [new, build.columns(keys, query.shift.reshape(heads, -1, 1), "query_bias")])
     new = nodes.transpose(nodes.reshape(new, [*build.rows, heads, build.count]), SWAP)
@@ -93,21 +93,23 @@ def _reorder_output(shapes: Shapes, pooled: ir.Node) -> Site:
     output = output_projection(shapes, pooled.outputs[0], heads, queries, heads * width)
     if output is None:
         raise Refused.at(pooled, "expected heads that an output projection alone reads")
-    product, weight = output
-    columns, wide = weight.shape[1], heads * width
+    columns, wide = output.columns, heads * width
     rows, length = shapes.nominal(queries), shapes.nominal(tokens)
     before, after = rows * wide * (length + columns), length * columns * (wide + rows * heads)
     _expect_fewer(pooled, before, after)
 
     build = _Builder(shapes, pooled, heads, queries, tokens, (values, 2))
     nodes = build.nodes
-    by_head = build.by_head(nodes.transpose(values, [1, 0, 2, 3]), weight.reshape(heads, width, columns), "output")
+    by_head = build.by_head(
+        nodes.transpose(values, [1, 0, 2, 3]), output.weight.reshape(heads, width, columns), "output"
+    )
     by_token = nodes.transpose(by_head, [1, 0, 2, 3])
     factors = (
         nodes.reshape(_by_query(nodes, weights), [*build.rows, build.joined]),  # (B, Q, H N)
         nodes.reshape(by_token, [build.rows[0], build.joined, columns]),  # (B, H N, C)
     )
-    nodes.constants.replace(product.outputs[0], nodes.add("MatMul", factors), "reordered")
+    new = output.with_axes(nodes, nodes.add("MatMul", factors))
+    nodes.constants.replace(output.product.outputs[0], new, "reordered")
     return Site.at(pooled, f"the values take the output's weight, {before:,} -> {after:,} MACs")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ BOTH = {
     "scores that two read": ATTENTION.replace("y = M", "r = ReduceSum(s) w = M") + " y = Add(w, r)",
     "normalised keys": ATTENTION.replace("Reshape(pk,", "Reshape(nk,").replace("hk =", "nk = Tanh(pk) hk ="),
     "a single head of keys": ATTENTION.replace(KEYS, f"pk = MatMul(z, wk4) {ONE_HEAD}"),
+    "queries first, as in nn.MultiheadAttention": ATTENTION.replace("[0, 2, 1, 3]>(o)", "[2, 0, 1, 3]>(o)"),
     "weights of a sigmoid": ATTENTION.replace("Softmax<axis = -1>", "Sigmoid"),
 }
 SIDES = {  # what stands in the way of one side, and the side that is reordered
@@ -65,10 +67,15 @@ def reordered(original: ir.Model, tokens: int = 3) -> Rewritten:
 
 
 def check(original: ir.Model, done: Rewritten, batch: int, queries: int, tokens: int = 3) -> None:
-    """In double, and in ONNX Runtime, whose rules for empty axes differ."""
     rng = np.random.default_rng(1)
     shapes = {"x": (batch, queries, 8), "z": (batch, tokens, 8), "mask": (1, 1, queries, 1)}
-    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    check_answers(
+        original, done, {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    )
+
+
+def check_answers(original: ir.Model, done: Rewritten, feeds: dict[str, Any]) -> None:
+    """In double, and in ONNX Runtime, whose rules for empty axes differ."""
     check_equal(original, done.model, feeds)
     for before, after in zip(answers(original, feeds), answers(done.model, feeds), strict=True):
         np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-4)
@@ -132,6 +139,62 @@ def test_absorption_leaves_to_this_pass_what_it_saves_more_of(queries: int, toke
     assert len({"absorb-queries", "reorder-products"} & {*done.applied}) == 1
 
 
+PROMPTS = ATTENTION.replace("(aq, by_head)", "(aq, by_query)").replace(
+    "j = Reshape(t, joined)", "shape = Shape(x) j = Reshape(t, shape)"
+)
+TWICE = PROMPTS.replace("j = Reshape(t, ", "i = Reshape(t, flat) j = Reshape(i, ")
+SWAPPED = "w = Transpose<perm = [0, 2, 1, 3]>"
+OF_PROMPTS = {  # batch and nodes; what two queries absorb; which sides take the weights of 40 queries
+    "free sizes": ("b, p", PROMPTS, "keys and values", 2),
+    "fixed sizes": ("2, 3", PROMPTS.replace("(t, shape)", "(t, joined)"), "keys and values", 2),
+    "joined by two": ("b, p", TWICE, "keys and values", 2),
+    "queries with a bias for each prompt": ("2, 3", PROMPTS.replace("(pq, bq)", "(pq, bp)"), "keys and values", 1),
+    "values with a bias for each prompt": ("2, 3", PROMPTS.replace("(pv, bv)", "(pv, bp)"), "", 2),
+    "prompts among queries": (
+        "2, 3",
+        PROMPTS.replace("(aq, by", "(w, by").replace("hq =", f"{SWAPPED}(aq) hq ="),
+        "keys and values",
+        1,
+    ),
+    "prompts among keys": (
+        "2, 3",
+        PROMPTS.replace("(pk, by", "(w, by").replace("hk =", f"{SWAPPED}(pk) hk ="),
+        "values",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("batch", "nodes", "absorbed", "sides"), OF_PROMPTS.values(), ids=OF_PROMPTS)
+def test_images_and_prompts_are_one_batch(batch: str, nodes: str, absorbed: str, sides: int) -> None:
+    """As in transformers' Segment Anything: x (images, prompts, queries, 8), z (images, prompts, tokens, 8)."""
+    rng = np.random.default_rng(0)
+    shapes = dict.fromkeys(("wq", "wk", "wv", "wo"), (8, 8)) | {"bq": (8,), "bv": (8,), "bp": (3, 1, 8)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    for queries, tokens in [(2, 40), (40, 3)]:
+        inputs = f"float[{batch}, {queries}, 8] x, float[{batch}, {tokens}, 8] z"
+        original = parse(
+            f'<ir_version: 8, opset_import: ["": 17]> g ({inputs}) => (float y) {{ {nodes} }}',
+            **weights,
+            by_query=[-1, queries, 2, 4],
+            by_head=[-1, tokens, 2, 4],
+            joined=[-1, 3, queries, 8],
+            flat=[-1, queries, 8],
+        )
+        done = optimise(original, passes=["absorb-queries", *PASSES])
+        absorption, reordering, _ = done.steps
+        if queries == 2:
+            assert bool(absorption.sites) == bool(absorbed)
+            assert all(f"queries absorb {absorbed}, " in site.message for site in absorption.sites)
+        else:
+            assert len(reordering.sites) == sides
+        for images, prompts in [(2, 3), (1, 1), (0, 3)] if batch == "b, p" else [(2, 3)]:
+            feeds = {"x": (images, prompts, queries, 8), "z": (images, prompts, tokens, 8)}
+            check_answers(
+                original, done, {name: rng.standard_normal(shape).astype(np.float32) for name, shape in feeds.items()}
+            )
+
+
 def swap_query_heads(patch: pytest.MonkeyPatch) -> None:
     right = reorder_products.head_weights
     patch.setattr(reorder_products, "head_weights", lambda query, heads: right(query, heads)[::-1])
@@ -142,7 +205,7 @@ def swap_output_features(patch: pytest.MonkeyPatch) -> None:
 
     def wrong(*given: Any) -> Any:
         output = right(*given)
-        return output and (output[0], np.roll(output[1], 1, axis=0))
+        return output and replace(output, weight=np.roll(output.weight, 1, axis=0))
 
     patch.setattr(reorder_products, "output_projection", wrong)
 

@@ -11,8 +11,8 @@ import torch
 from foreign_networks import DIM, VOCABULARY, draw, model, proved, traced, written
 from torch import Tensor, nn
 
+from export.compiler.analyses.projections import Channels
 from export.compiler.errors import ForeignError
-from export.compiler.passes.absorbed_attention import Absorber
 from export.compiler.pipeline import rewrite
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def test_the_first_token_absorbs_keys_and_values(
     assert "absorb-queries" in rewritten.applied
     assert proved(model(original), rewritten.model).error < 1e-12
     if not form[0]:
-        monkeypatch.setattr(Absorber, "_tokens", lambda self, channels: channels.tokens)
+        monkeypatch.setattr(Channels, "three_axes", lambda self, nodes: self.tokens)
         with pytest.raises(ForeignError):
             written(original, tmp_path)
 

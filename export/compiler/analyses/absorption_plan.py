@@ -66,7 +66,7 @@ class Parts:
 
     scores: the node whose first inputs are queries and keys; None if more than scales, biases and masks stand between
     them and the softmax. readers: the nodes that read queries, keys and `value`. joined: in these and in `pooled`, the
-    output, batch and heads are a single axis.
+    output, batch and heads are a single axis. counted: the number of queries for counting costs.
     """
 
     scores: ir.Node | None
@@ -75,8 +75,9 @@ class Parts:
     readers: frozenset[ir.Node]
     key_axis: int  # of the keys: the axis of the tokens
     heads: int
-    queries: int
+    queries: Dim
     tokens: Dim
+    counted: int
     guarded: bool = False  # a guard after the softmax may set rows of weights to zero
     uniform: bool = True  # a term that all tokens share does not change the softmax
     joined: bool = False
@@ -156,13 +157,14 @@ def _costs(parts: Parts, length: int, channels: Channels, outside: int, shared: 
     outside: the features on the other side of that projection, 0 if it cannot merge. shared: all images share the
     queries, so that the merged weight is a constant.
     """
-    heads, queries, features, wide = parts.heads, parts.queries, channels.weight.shape[0], channels.columns.size
+    heads, queries, features, wide = parts.heads, parts.counted, channels.weight.shape[0], channels.columns.size
     projected, plain = features * _distinct(channels) * length, queries * wide * (length + outside)
     apart, merged = queries * wide * (outside + features), 0 if shared else queries * heads * features * outside
     merges = outside > 0 and merged < apart
     after = queries * heads * features * length + (merged if merges else apart)
     reordered = outside * length * (wide + queries * heads)
-    reorders = outside > 0 and not (shared or parts.joined or parts.tokenless)
+    is_known = isinstance(parts.queries, int) or isinstance(parts.tokens, int)
+    reorders = outside > 0 and is_known and not (shared or parts.joined or parts.tokenless)
     return _Costs(projected + plain, after, projected + (min(plain, reordered) if reorders else plain), merges)
 
 

@@ -1,7 +1,7 @@
 """Absorbs the projections of keys and values into an attention of few queries: tokens serve as its keys and values.
 
-In: a graph with a known number of queries, as the last block's after `read_rows`. Out: the same outputs. For a head
-with keys K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and attention weights A:
+In: a graph with few queries, as in the last block after `read_rows`. Out: the same outputs. For a head with keys
+K = X Wk + bk and values V = X Wv + bv of the tokens X (B, N, D), and attention weights A:
 
     q K' = (q Wk') X' + q bk'         A V = (A X) Wv + (A 1) bv
 
@@ -13,7 +13,7 @@ with the projections before and after them where that costs less:
 
 Reads a Softmax over the last axis of 3 or 4, with the MatMuls before and after it, or the operator Attention.
 
-Refuses, by the name of the Softmax or of the node in the way: weights of another form; an unknown number of queries;
+Refuses, by the name of the Softmax or of the node in the way: weights of another form; queries that may be none;
 values that other nodes read, too (see `absorption_plan`); more multiplications, or more than by `reorder_products`.
 """
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -56,7 +57,9 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
             continue
         Absorber(model.graph, absorption).run()
         refresh(model)  # else the next attention could seem to have a reader that is unused by now
-        queries = "1 query absorbs" if absorption.parts.queries == 1 else f"{absorption.parts.queries} queries absorb"
+        queries = (
+            "1 query absorbs" if same(absorption.parts.queries, 1) else f"{absorption.parts.queries} queries absorb"
+        )
         absorbed = "keys and values" if absorption.keys is not None else "values"
         change = f"{queries} {absorbed}, {absorption.before:,} -> {absorption.after:,} MACs"
         sites.append(Site(softmax.outputs[0].name or "", node.op_type, change))
@@ -66,14 +69,22 @@ def absorb_queries(model: ir.Model, sizes: Mapping[str, int]) -> Outcome:
 
 
 def _check(shapes: Shapes, node: ir.Node) -> AbsorptionPlan:
-    """The plan for a Softmax or Attention. Raises Refused if absorption is impossible or costs more."""
-    absorption = plan(shapes, _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node))
-    if absorption.after >= absorption.before:
-        reason = f"absorbed it would cost {absorption.after:,} MACs, not {absorption.before:,}"
-        raise Refused.at(node, reason)
-    if absorption.reordered < absorption.after:
-        reason = f"absorbed it would cost {absorption.after:,} MACs, by reorder-products {absorption.reordered:,}"
-        raise Refused.at(node, reason)
+    """The plan for a Softmax or Attention. Raises Refused if absorption is impossible or costs more.
+
+    A free number of queries may be larger than it is counted: absorption must then cost less for twice as many, too.
+    """
+    parts = _parts_of_operator(shapes, node) if node.op_type == "Attention" else _parts(shapes, node)
+    is_free = not isinstance(parts.queries, int)
+    if is_free and (parts.tokenless or may_be_empty(shapes, parts.queries)):
+        raise Refused.at(node, f"expected a known number of queries, found {parts.queries}")
+    for counted in (2 * parts.counted, parts.counted) if is_free else (parts.counted,):
+        absorption = plan(shapes, replace(parts, counted=counted))
+        at = f" for {counted} queries" if is_free else ""
+        reason = f"absorbed{at} it would cost {absorption.after:,} MACs"
+        if absorption.after >= absorption.before:
+            raise Refused.at(node, f"{reason}, not {absorption.before:,}")
+        if absorption.reordered < absorption.after:
+            raise Refused.at(node, f"{reason}, by reorder-products {absorption.reordered:,}")
     return absorption
 
 
@@ -92,16 +103,16 @@ def _parts(shapes: Shapes, softmax: ir.Node) -> Parts:
     heads = traced(shapes, value, None, 2).columns.shape[1] if joined else dims[1]
     if not isinstance(heads, int):
         raise Refused.at(softmax, f"expected a known number of heads, found {heads}")
-    if not isinstance(queries, int):
-        raise Refused.at(softmax, f"expected a known number of queries, found {queries}")
     if scores is None and not same(dims[0], shapes.dims(value)[0]):
         raise Refused.at(softmax, "expected weights for each text")
     readers = frozenset({pooled} if scores is None else {scores, pooled})
     tokenless = may_be_empty(shapes, tokens)
-    outputs = value, pooled.outputs[0]
-    return Parts(scores, *outputs, readers, 3, heads, queries, tokens, guarded, uniform, joined, tokenless)
+    counts = heads, queries, tokens, shapes.nominal(queries)
+    return Parts(scores, value, pooled.outputs[0], readers, 3, *counts, guarded, uniform, joined, tokenless)
 
 
 def _parts_of_operator(shapes: Shapes, node: ir.Node) -> Parts:
     """The same of the operator Attention."""
-    return Parts(node, given(node, 2), node.outputs[0], frozenset({node}), 2, *attention_sizes(shapes, node))
+    heads, queries, tokens = attention_sizes(shapes, node)
+    counts = heads, queries, tokens, shapes.nominal(queries)
+    return Parts(node, given(node, 2), node.outputs[0], frozenset({node}), 2, *counts)

@@ -20,6 +20,7 @@ from export.compiler.graph.attributes import given
 from export.compiler.graph.constants import Array, Constants
 from export.compiler.graph.def_use import made_of
 from export.compiler.graph.node_builder import BOOL, Nodes
+from export.compiler.graph.symbolic_shapes import same
 
 
 class Absorber:
@@ -29,20 +30,21 @@ class Absorber:
         self.graph, self.plan, self.parts, self.constants = graph, plan, plan.parts, Constants(graph)
         self.nodes = Nodes(self.constants, self.parts.pooled.name or "", graph.append)
         self.tokens = plan.values.three_axes(self.nodes)
-        self.rows = self.parts.heads * self.parts.queries
+        self.weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
+        # Where Q is free it is computed, and -1 stands for B: ONNX Runtime may write a computed size as -1 otherwise.
+        self.batch = 0 if isinstance(self.parts.queries, int) else -1
 
     def run(self) -> None:
         """Adds the new nodes at the end of the graph; the caller removes unused nodes and sorts the graph."""
         keys, query, scores = self.plan.keys, self.plan.query, self.parts.scores
-        weights = given(next(use.node for use in self.parts.value.uses() if use.node in self.parts.readers), 0)
         old = self.parts.pooled if self.plan.output is None else self.plan.output.product.outputs[0]
         if keys is None or scores is None:
-            new = self._pooled(weights)
-        elif query is not None and self._is_plain(scores, weights):
-            new = self._plain(keys, query, weights)
+            new = self._pooled(self.weights)
+        elif query is not None and self._is_plain(scores, self.weights):
+            new = self._plain(keys, query, self.weights)
         else:
             ir.convenience.replace_all_uses_with(scores.outputs[0], self._scores(keys, given(scores, 0)))
-            new = self._pooled(weights)
+            new = self._pooled(self.weights)
         self.constants.replace(old, new, "absorbed")
 
     def _is_plain(self, scores: ir.Node, weights: ir.Value) -> bool:
@@ -52,26 +54,49 @@ class Absorber:
         depend on the order of the rows: the output projection merges, too, or there is one query.
         """
         is_between = made_of(weights, "Softmax") is scores.outputs[0]
-        return is_between and (self.plan.output is not None or self.parts.queries == 1)
+        return is_between and (self.plan.output is not None or same(self.parts.queries, 1))
 
     def _plain(self, keys: Channels, query: Channels, weights: ir.Value) -> ir.Value:
         """The plain form: a Reshape alone turns the queries (B, Q, H D) into the rows (B, Q H, D)."""
-        plan, queries, width = self.plan, self.parts.queries, self.parts.heads * self.plan.features
+        plan, width = self.plan, self.parts.heads * self.plan.features
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys(keys)).transpose(2, 1, 0).reshape(-1, self.rows)
+            weight = (plan.shared_queries @ self._keys(keys)).transpose(2, 1, 0).reshape(len(keys.weight), -1)
             scores = self.nodes.add("MatMul", [self._key_tokens(keys), self._constant(weight, "asked")])  # (B, N, Q H)
             scores = self.nodes.transpose(scores, [0, 2, 1])
         else:
-            rows = self.nodes.reshape(self._query_keys(keys, query), [0, self.rows, len(keys.weight)])  # (B, Q H, D)
+            rows = self.nodes.reshape(
+                self._query_keys(keys, query), [self.batch, self.rows, len(keys.weight)]
+            )  # (B, Q H, D)
             scores = self.nodes.add("MatMul", [rows, self.nodes.transpose(self._key_tokens(keys), [0, 2, 1])])
         pooled = self.nodes.add("MatMul", [self.nodes.add("Softmax", [scores], axis=2), self.tokens])  # (B, Q H, D)
         if plan.output is not None:
-            return self._projected(self.nodes.reshape(pooled, [0, queries, width]), plan.output)
+            return self._projected(self.nodes.reshape(pooled, [self.batch, self.queries, width]), plan.output)
         return self._values(self.nodes.reshape(pooled, [0, self.parts.heads, 1, plan.features]), weights)
 
     def _key_tokens(self, keys: Channels) -> ir.Value:
         """The tokens of the keys, (B, N, D)."""
         return self.tokens if keys.tokens is self.plan.values.tokens else keys.three_axes(self.nodes)
+
+    @cached_property
+    def queries(self) -> int | ir.Value:
+        """Q: a number, or of free Q a vector of length 1."""
+        if isinstance(self.parts.queries, int):
+            return self.parts.queries
+        if (query := self.plan.query) is not None:  # the projected queries are not computed
+            return self.nodes.sizes(query.tokens, [0 if query.turned else -2])
+        rows = (
+            given(self.parts.scores, 0)
+            if self.plan.keys is not None and self.parts.scores is not None
+            else self.weights
+        )
+        return self.nodes.sizes(rows, [-2])
+
+    @cached_property
+    def rows(self) -> int | ir.Value:
+        """H Q, as `queries`."""
+        if isinstance(self.queries, int):
+            return self.parts.heads * self.queries
+        return self.nodes.add("Mul", [self.queries, self.nodes.integers([self.parts.heads])])
 
     def _texts(self, rows: int = 1) -> int | ir.Value:
         """The size of an axis of `rows` for each text, beside that of tokens, without which a Reshape fails on -1."""
@@ -81,18 +106,18 @@ class Absorber:
 
     def _with_original_axes(self, value: ir.Value, width: int) -> ir.Value:
         """(B, H, Q, width), or (B H, Q, width) where the original joins batch and heads."""
-        return self.nodes.reshape(value, [-1, self.parts.queries, width]) if self.parts.joined else value
+        return self.nodes.reshape(value, [-1, self.queries, width]) if self.parts.joined else value
 
     def _with_head_axis(self, value: ir.Value, width: int) -> ir.Value:
         """A value of the original as (B, H, Q, width)."""
-        sizes = -1, self.parts.heads, self.parts.queries, width
+        sizes = -1, self.parts.heads, self.queries, width
         return self.nodes.reshape(value, sizes) if self.parts.joined else value
 
     def _scores(self, keys: Channels, asked: ir.Value) -> ir.Value:
         """(q Wk') X' + q bk', (B, H, Q, N) or (B H, Q, N); without q bk' where the softmax ignores it."""
-        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
+        plan, heads, queries = self.plan, self.parts.heads, self.queries
         if plan.shared_queries is not None:
-            weight = (plan.shared_queries @ self._keys(keys)).reshape(self.rows, -1).T
+            weight = (plan.shared_queries @ self._keys(keys)).reshape(-1, len(keys.weight)).T
             scores = self.nodes.add("MatMul", [self._key_tokens(keys), self._constant(weight, "asked")])  # (B, N, H Q)
             if self.parts.joined:
                 scores = self.nodes.transpose(scores, [0, 2, 1])
@@ -108,7 +133,7 @@ class Absorber:
             if self.parts.joined:
                 scores = self.nodes.reshape(self.nodes.squeeze(scores, [1]), [self._texts(heads), queries, 0])
             else:
-                scores = self.nodes.reshape(scores, [0, heads, queries, 0])
+                scores = self.nodes.reshape(scores, [self.batch, heads, queries, 0])
         bias = keys.shift.reshape(heads, -1, 1)
         if self.parts.uniform or not bias.any():
             return scores
@@ -121,14 +146,14 @@ class Absorber:
 
     def _query_rows(self, keys: Channels, asked: ir.Value) -> ir.Value:
         """q Wk' with its rows in the order (head, query), (B, 1, H Q, D)."""
-        plan, heads, queries, features = self.plan, self.parts.heads, self.parts.queries, len(keys.weight)
+        plan, heads, features = self.plan, self.parts.heads, len(keys.weight)
         if plan.query is None:
             weights = self._keys(keys)
             rows = self._by_head(self._with_head_axis(asked, weights.shape[1]), weights, "keys")
         else:
             rows = self._query_keys(keys, plan.query)
-            if queries > 1:
-                rows = self.nodes.reshape(rows, [-1, queries, heads, features])
+            if not same(self.parts.queries, 1):
+                rows = self.nodes.reshape(rows, [-1, self.queries, heads, features])
                 rows = self.nodes.transpose(rows, [0, 2, 1, 3])
         return self.nodes.reshape(rows, [-1, 1, self.rows, features])
 
@@ -143,14 +168,14 @@ class Absorber:
 
     def _pooled(self, weights: ir.Value) -> ir.Value:
         """(A X) Wv + (A 1) bv with the axes of the original's heads; behind the output projection (B, Q, columns)."""
-        plan, heads, queries = self.plan, self.parts.heads, self.parts.queries
+        plan, heads, queries = self.plan, self.parts.heads, self.queries
         if self.parts.joined:
             flat = self.nodes.unsqueeze(self.nodes.reshape(weights, [self._texts(), self.rows, 0]), [1])
         else:
-            flat = self.nodes.reshape(weights, [0, 1, self.rows, 0])
+            flat = self.nodes.reshape(weights, [self.batch, 1, self.rows, 0])
         pooled = self.nodes.add("MatMul", [flat, self.tokens_4d])  # (B, 1, H Q, D)
         if plan.output is not None:
-            if queries > 1:
+            if not same(self.parts.queries, 1):
                 pooled = self.nodes.reshape(pooled, [-1, heads, queries, plan.features])
                 pooled = self.nodes.transpose(pooled, [0, 2, 1, 3])
             return self._projected(self.nodes.reshape(pooled, [-1, queries, heads * plan.features]), plan.output)
@@ -182,7 +207,7 @@ class Absorber:
         heads, width, columns = weights.shape
         factor = self._constant(weights, name)
         flat = self.nodes.reshape(self.nodes.transpose(value, [1, 0, 2, 3]), [heads, -1, width])
-        product = self.nodes.reshape(self.nodes.add("MatMul", [flat, factor]), [heads, -1, self.parts.queries, columns])
+        product = self.nodes.reshape(self.nodes.add("MatMul", [flat, factor]), [heads, -1, self.queries, columns])
         return self.nodes.transpose(product, [1, 0, 2, 3])
 
     def _projected(self, pooled: ir.Value, output: Output) -> ir.Value:
